@@ -19,7 +19,7 @@ from weft import rng
 from weft.codec.dense import Bf16, Fp32
 from weft.engine.draw import Drawing, Drawn
 from weft.engine.numbers import Kind
-from weft.engine.pages import num_pages
+from weft.engine.scheduling.pages import num_pages
 from weft.engine.step import KeysAndValues, Weights
 from weft.keys import Identity
 from weft.model.config import ModelConfig

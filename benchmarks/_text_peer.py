@@ -31,8 +31,8 @@ from weft.codec.config import Int8Config
 from weft.codec.dense import Bf16, Fp32
 from weft.engine.draw import Drawing, Drawn
 from weft.engine.engine import Engine, Wanted
-from weft.engine.guess import Guesses
 from weft.engine.numbers import Kind
+from weft.engine.scheduling.guess import Guesses
 from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.errors import WeftError
 from weft.events import Event, Notice

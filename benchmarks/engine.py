@@ -39,7 +39,7 @@ from weft.engine.draw import Drawing
 from weft.engine.engine import Engine, Wanted
 from weft.engine.load import engine_of, plan
 from weft.engine.numbers import Kind
-from weft.engine.pages import PAGE
+from weft.engine.scheduling.pages import PAGE
 from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.model.config import ModelConfig, named, num_parameters
 from weft.model.gguf import Words, write_gguf

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks import report
 from weft.engine.batch import Piece
 from weft.engine.numbers import Kind, can_multiply
-from weft.engine.pages import num_pages
+from weft.engine.scheduling.pages import num_pages
 from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.model.config import ModelConfig, num_parameters
 from weft.model.weights import read_folder

@@ -4,8 +4,9 @@
 
 Four network namespaces, each with a line of its own that a process of this benchmark lays: one asks, three compute a
 stage each, over TLS. Between any two of them a round trip takes 20 ms. Beside it the whole model on one machine. Each
-draws with guesses and without (`weft.engine.guess`); `code` writes functions of Python's library again, `prose` tells a
-story at temperature 0.8. All have one thread, and take turns, a text each, so that what else the machine does hits all.
+draws with guesses and without (`weft.engine.scheduling.guess`); `code` writes functions of Python's library again,
+`prose` tells a story at temperature 0.8. All have one thread, and take turns, a text each, so that what else the
+machine does hits all.
 
 It needs root, or user namespaces with a TUN device in them, and says so where it has neither.
 """

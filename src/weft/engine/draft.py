@@ -21,7 +21,7 @@ import numpy as np
 from weft.clock import Clock, SystemClock
 from weft.engine.batch import Piece
 from weft.engine.draw import Counts, Drawing, draw
-from weft.engine.pace import Pace
+from weft.engine.scheduling.pace import Pace
 from weft.engine.step import Stepper, on_host
 from weft.errors import NotFinite
 

@@ -27,11 +27,11 @@ from weft.clock import Clock, SystemClock
 from weft.engine.batch import Piece
 from weft.engine.draft import Asked, Draft
 from weft.engine.draw import Counts, Drawing, Drawn, draw
-from weft.engine.guess import Guesses, Worth
-from weft.engine.pace import Pace
-from weft.engine.pages import PAGE, PagePool
-from weft.engine.schedule import MAX_SLOWDOWN, Row, Scheduler, Sequence
-from weft.engine.shares import all_who_make_way, first_of_most, who_makes_way
+from weft.engine.scheduling.guess import Guesses, Worth
+from weft.engine.scheduling.pace import Pace
+from weft.engine.scheduling.pages import PAGE, PagePool
+from weft.engine.scheduling.schedule import MAX_SLOWDOWN, Row, Scheduler, Sequence
+from weft.engine.scheduling.shares import all_who_make_way, first_of_most, who_makes_way
 from weft.engine.step import Stepper, on_host
 from weft.errors import ConfigError, WeftError
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from weft.engine.attention import vector_nbytes
 from weft.engine.batch import Batch, Piece
-from weft.engine.guess import MAX_GUESSED
 from weft.engine.numbers import Kind
-from weft.engine.pages import PAGE, num_pages
+from weft.engine.scheduling.guess import MAX_GUESSED
+from weft.engine.scheduling.pages import PAGE, num_pages
 from weft.model.config import ModelConfig
 from weft.model.sections import Section, whole
 

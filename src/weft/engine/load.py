@@ -11,7 +11,7 @@ from torch import Tensor
 from weft.engine.draft import Draft
 from weft.engine.engine import Engine
 from weft.engine.numbers import Kind, can_multiply, probe, product_s
-from weft.engine.pages import PAGE, num_pages
+from weft.engine.scheduling.pages import PAGE, num_pages
 from weft.engine.step import KeysAndValues, Stepper, Weights, page_nbytes
 from weft.errors import ConfigError, TooLarge
 from weft.model.config import ModelConfig, num_layer_parameters, num_table_parameters

@@ -24,7 +24,7 @@ from weft.engine.attention import Group, kept_of, vector_nbytes
 from weft.engine.batch import Batch, Piece, Spread
 from weft.engine.graphs import Compute, Graphs
 from weft.engine.numbers import MATRICES, Kind, Matrix, normed
-from weft.engine.pages import PAGE, num_pages
+from weft.engine.scheduling.pages import PAGE, num_pages
 from weft.model.config import ModelConfig
 from weft.model.flat import layout
 from weft.model.layers import inverse_wavelengths, rotate

@@ -27,8 +27,8 @@ from typing import Literal
 
 from weft.engine.load import NUMBER_NBYTES, num_multiplied
 from weft.engine.numbers import Kind
-from weft.engine.pages import PAGE
-from weft.engine.schedule import QUANTUM
+from weft.engine.scheduling.pages import PAGE
+from weft.engine.scheduling.schedule import QUANTUM
 from weft.model.config import ModelConfig
 from weft.model.sections import Section, sections, whole
 from weft.plan.split import Link

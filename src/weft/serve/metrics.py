@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from weft.clock import Clock, SystemClock
 from weft.engine.engine import Totals
-from weft.engine.pages import PAGE
+from weft.engine.scheduling.pages import PAGE
 from weft.texts.entry import Entry
 
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from blake3 import blake3
 
-from weft.engine.pages import PAGE
+from weft.engine.scheduling.pages import PAGE
 
 DIGEST_NBYTES = 16
 KEY_NBYTES = 32

@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from weft.clock import Clock
 from weft.engine.draw import Drawn
 from weft.engine.engine import MAX_BEHIND, MAX_WAITING, Full, Text, Totals, Unread, Wanted, check
-from weft.engine.shares import all_who_make_way, first_of_most, youngest
+from weft.engine.scheduling.shares import all_who_make_way, first_of_most, youngest
 from weft.errors import ConfigError, NetError, PeerError, Refused, WeftError
 from weft.events import Emit, Event, ReceiptFailed, TextChanged, TextMoved
 from weft.ids import PeerId, Round
@@ -177,7 +177,7 @@ class Entry:
 
     def _have_places(self, wanted: Wanted, num: int) -> None:
         """Have a place for the first of so many texts: where none is free, end the youngest that waits of who has most
-        among them, as `engine.schedule` does."""
+        among them, as `engine.scheduling.schedule` does."""
         num_free = max(0, ceil(wanted.room * MAX_WAITING - self.totals.num_waiting))
         if num <= num_free:
             return

@@ -7,7 +7,7 @@ to, so what rests on a wrong guess attaches to nothing, with who asks and here.
 
 from collections.abc import Sequence
 
-from weft.engine.guess import Guesses
+from weft.engine.scheduling.guess import Guesses
 
 TRIPS = 8.0  # over about so many the time of one is a mean
 
@@ -27,7 +27,7 @@ class Ring:
         self._trip_s = trip_s if self._trip_s is None else self._trip_s + (trip_s - self._trip_s) / TRIPS
 
     def row_share(self, row_s: float) -> float:
-        """Return how long one more row takes in all stages, by how long a token takes (`engine.guess.num_worth`).
+        """Return how long one more row takes in all stages, by how long a token takes (`num_worth`).
 
         Args:
             row_s: seconds of a row here, for all texts that are drawn.
@@ -75,7 +75,7 @@ class Guessed:
         """Return tokens that may follow, at most so many, to be taken now; none where some are under way.
 
         Args:
-            row_share: see `engine.guess.num_worth`.
+            row_share: see `engine.scheduling.guess.num_worth`.
         """
         if self._under_way:
             return []

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.engine.draw import Counts, Drawing, Drawn
-from weft.engine.guess import MAX_GUESSED
-from weft.engine.pages import PAGE
+from weft.engine.scheduling.guess import MAX_GUESSED
+from weft.engine.scheduling.pages import PAGE
 from weft.ids import PeerId
 from weft.pipeline.link import Parcel
 from weft.texts.guessed import Guessed

@@ -3,8 +3,8 @@
     member = Member(link, stage, section, ...)
     member.start()
 
-A step takes what is left of each text that is drawn, oldest first, and pieces of prompts as `engine.schedule` has it.
-What comes out goes to each next member in one note. Nothing here waits for anybody: who lacks something asks anew.
+A step takes what is left of each text that is drawn, oldest first, and pieces of prompts as
+`engine.scheduling.schedule` has it. What comes out goes to each next member in one note. Nothing here waits for anybody: who lacks something asks anew.
 
 Weights of two rounds may be held: a text keeps its own to its end, and new texts are drawn with the newer.
 
@@ -23,11 +23,11 @@ from typing import Any
 
 from weft.clock import Clock
 from weft.engine.draw import Drawn
-from weft.engine.guess import MAX_GUESSED
-from weft.engine.pace import Pace
-from weft.engine.pages import PAGE, PagePool, num_pages
-from weft.engine.schedule import num_readable
-from weft.engine.shares import by_turns, longest_ago, most_held, pages_held, who_yields, youngest
+from weft.engine.scheduling.guess import MAX_GUESSED
+from weft.engine.scheduling.pace import Pace
+from weft.engine.scheduling.pages import PAGE, PagePool, num_pages
+from weft.engine.scheduling.schedule import num_readable
+from weft.engine.scheduling.shares import by_turns, longest_ago, most_held, pages_held, who_yields, youngest
 from weft.errors import NetError, PeerError, Refused, WeftError
 from weft.ids import PeerId
 from weft.pipeline.link import StageLink, parcel

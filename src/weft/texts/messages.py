@@ -31,7 +31,7 @@ from msgspec import UNSET, Meta, UnsetType
 from weft.engine.draw import LEAST_REPETITION, MAX_BIASED, SEED_NBYTES, Drawing
 from weft.engine.fingerprint import MAX_NBYTES
 from weft.engine.numbers import Kind
-from weft.engine.pages import PAGE, num_pages
+from weft.engine.scheduling.pages import PAGE, num_pages
 from weft.ids import PeerId
 from weft.net.messages import HexDigest, HexPeer
 from weft.pipeline.messages import Number, Stage

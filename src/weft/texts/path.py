@@ -5,7 +5,7 @@
     path        = the ring m_1 .. m_S, m_1 whose nodes and edges sum up to the least
 
     n tokens to be drawn, p of the prompt, h of them here already; x bytes of a token's activations
-    a, b, c  seconds of a step, for each row that draws, for each token of a prompt (`engine.pace`)
+    a, b, c  seconds of a step, for each row that draws, for each token of a prompt (`engine.scheduling.pace`)
     r texts that are drawn there, q tokens of prompts that wait there; w what these add to a step
     s        of a step with this text, s' without it; u the share of the time in which others' steps are under way
 
@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from weft.engine.schedule import MAX_SLOWDOWN
+from weft.engine.scheduling.schedule import MAX_SLOWDOWN
 from weft.ids import PeerId, short
 from weft.pipeline.routing import Failure
 from weft.rng import order_key

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from weft.engine.draw import Drawn
-from weft.engine.pages import PAGE
+from weft.engine.scheduling.pages import PAGE
 from weft.ids import PeerId
 from weft.texts.chain import chain_of, places
 from weft.texts.sequence import Held, Marks

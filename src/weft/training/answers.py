@@ -29,7 +29,7 @@ from weft.data.rows import Batch, written
 from weft.engine.draw import SEED_NBYTES, Drawing, Drawn, margin
 from weft.engine.engine import Engine, Wanted
 from weft.engine.load import engine_of, free_nbytes, kind_as_trained, plan
-from weft.engine.pages import num_pages
+from weft.engine.scheduling.pages import num_pages
 from weft.engine.step import page_nbytes
 from weft.errors import NotFinite, PeerError, WeftError
 from weft.model.config import plain

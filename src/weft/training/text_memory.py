@@ -17,7 +17,7 @@ import torch
 
 from weft.engine.load import kind_as_trained, weights_nbytes
 from weft.engine.numbers import Kind
-from weft.engine.pages import num_pages
+from weft.engine.scheduling.pages import num_pages
 from weft.engine.step import page_nbytes
 from weft.model.config import ModelConfig, num_base_parameters, num_parameters, num_table_parameters, plain
 from weft.model.sections import Section, num_section_parameters

@@ -15,7 +15,7 @@ from unit.engine.test_step import CONFIG, CPU, text_of, vector_of
 from weft.engine.draft import Draft
 from weft.engine.draw import Drawing, Drawn
 from weft.engine.engine import MAX_UNREAD, MAX_WAITING, Engine, Full, Text, Unread, Wanted
-from weft.engine.pages import PAGE
+from weft.engine.scheduling.pages import PAGE
 from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.errors import ConfigError, NotFinite
 from weft.inference.sample import Sampling, generate
@@ -126,7 +126,7 @@ def asked_with(prompt: list[int], seed: int, temperature: float, num: int = 60) 
 async def test_texts_are_the_same_with_guesses_and_without(
     temperature: float, num_pages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.engine.pace.Pace.row_share", lambda _pace, _num: 0.1)
+    monkeypatch.setattr("weft.engine.scheduling.pace.Pace.row_share", lambda _pace, _num: 0.1)
     drawn, totals = {}, {}
     for has_guesses in (True, False):
         engine = made(num_pages, has_guesses=has_guesses)
@@ -157,7 +157,7 @@ async def test_texts_are_the_same_with_guesses_and_without(
 async def test_texts_are_the_same_with_a_draft_model_and_without(
     config: ModelConfig, temperature: float, num_pages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.engine.pace.Pace.row_share", lambda _pace, _num: 0.05)
+    monkeypatch.setattr("weft.engine.scheduling.pace.Pace.row_share", lambda _pace, _num: 0.05)
     monkeypatch.setattr(Draft, "step_s", lambda _draft, _num: 0.0)
     drawn, totals = {}, {}
     for draft in (draft_of(config, num_pages), None):
@@ -186,7 +186,7 @@ async def test_a_draft_model_has_read_what_others_take_up(monkeypatch: pytest.Mo
     """It guesses as well for who shares pages as for who filled them, whether guesses paid then or not."""
     monkeypatch.setattr(Draft, "step_s", lambda _draft, _num: 0.0)
     shares = iter([1.0] * 60)  # at first no guess pays
-    monkeypatch.setattr("weft.engine.pace.Pace.row_share", lambda _pace, _num: next(shares, 0.0))
+    monkeypatch.setattr("weft.engine.scheduling.pace.Pace.row_share", lambda _pace, _num: next(shares, 0.0))
     engine, prompt = made(draft=draft_of()), text_of(PAGE + 9, 1)
     try:
         answer = await whole(engine.begin(wanted(prompt, num=60, salt=b"one")))
@@ -228,7 +228,7 @@ async def told(text: Text) -> list[Drawn]:
 
 
 async def test_a_grammar_follows_what_is_guessed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.engine.pace.Pace.row_share", lambda _pace, _num: 0.1)
+    monkeypatch.setattr("weft.engine.scheduling.pace.Pace.row_share", lambda _pace, _num: 0.1)
     prompt = [5, 3, 8, 5, 3, 8, 5, 3, 8]
     text = engine.begin(wanted(prompt, num=30, constraint=Only(*[5, 3, 8] * 4, 9)))
     assert await whole(text) == [*[5, 3, 8] * 4, 9]
@@ -274,7 +274,9 @@ async def test_a_mean_of_hidden_states_is_that_of_the_model_beside_texts_that_ar
 
 @pytest.mark.full
 async def test_a_mean_that_gives_up_its_pages_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.engine.schedule.num_readable", lambda _pace, num_drawing, *_: 64 if num_drawing else 999)
+    monkeypatch.setattr(
+        "weft.engine.scheduling.schedule.num_readable", lambda _pace, num_drawing, *_: 64 if num_drawing else 999
+    )
     prompt, num_yielded = text_of(500, 3), 0
     for _ in range(8):  # whether it has to rests on which step each begins in
         few = made(num_pages=14, has_guesses=False)

@@ -27,7 +27,7 @@ from weft.engine.graphs import (
     shapes,
 )
 from weft.engine.numbers import Kind
-from weft.engine.pages import PAGE
+from weft.engine.scheduling.pages import PAGE
 from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.model.config import named
 from weft.model.flat import cut
@@ -73,7 +73,7 @@ class Play:
 @pytest.fixture
 def plays(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Play, Play]]:
     """Padded, and not; a guess costs hardly anything, so there are some wherever one is known."""
-    monkeypatch.setattr("weft.engine.pace.Pace.row_share", lambda _pace, _num: 0.1)
+    monkeypatch.setattr("weft.engine.scheduling.pace.Pace.row_share", lambda _pace, _num: 0.1)
     found = Play(has_graphs=True), Play(has_graphs=False)
     yield found
     for each in found:

@@ -5,7 +5,7 @@ from unit.engine.test_step import CONFIG, CPU, vector_of
 from weft.engine import load
 from weft.engine.load import FULL_TEXTS, kind_alone, plan, required, weights_nbytes
 from weft.engine.numbers import Kind
-from weft.engine.pages import PAGE
+from weft.engine.scheduling.pages import PAGE
 from weft.engine.step import KeysAndValues, Weights, page_nbytes
 from weft.errors import ConfigError, TooLarge
 

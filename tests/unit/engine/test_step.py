@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from weft import rng
 from weft.engine.batch import Piece
 from weft.engine.numbers import MATRICES, Kind, probe
-from weft.engine.pages import PAGE
+from weft.engine.scheduling.pages import PAGE
 from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.model.config import ModelConfig, YarnScaling, num_parameters
 from weft.model.flat import assemble, cut

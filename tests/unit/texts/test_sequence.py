@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.engine.pages import PAGE
+from weft.engine.scheduling.pages import PAGE
 from weft.texts import sequence as rules
 from weft.texts.chain import chain_of, key_of, places
 from weft.texts.log import Log, Strip

@@ -12,7 +12,7 @@ import pytest
 from unit.engine.test_step import CONFIG
 from unit.texts.stages import Served, of_the_whole, tokens_of, wanted
 from weft.engine.draw import Drawing
-from weft.engine.pages import PAGE
+from weft.engine.scheduling.pages import PAGE
 from weft.errors import WireError
 from weft.pipeline.link import StageLink, parcel
 from weft.texts.chain import chain_of, joined, key_of, places

@@ -15,7 +15,7 @@ from unit.stages.pieces import RUN
 from weft.codec.config import Bf16Config, Fp32Config
 from weft.engine.load import required
 from weft.engine.numbers import Kind
-from weft.engine.pages import num_pages
+from weft.engine.scheduling.pages import num_pages
 from weft.engine.step import KeysAndValues, Weights, page_nbytes
 from weft.errors import ConfigError
 from weft.model.config import AdapterConfig, ModelConfig, num_parameters, plain

@@ -31,7 +31,7 @@ from weft.engine.batch import Piece
 from weft.engine.draw import Drawing, draw
 from weft.engine.load import NUMBER_NBYTES, free_nbytes
 from weft.engine.numbers import MATRICES, Kind, can_multiply
-from weft.engine.pages import PAGE, num_pages
+from weft.engine.scheduling.pages import PAGE, num_pages
 from weft.engine.step import KeysAndValues, Stepper, Weights, page_nbytes
 from weft.errors import TooLarge
 from weft.ids import several

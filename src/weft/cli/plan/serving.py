@@ -18,7 +18,7 @@ from weft.cli.plan.question import Asked, Named, model_of
 from weft.engine.graphs import held_nbytes
 from weft.engine.load import free_nbytes, plan, weights_nbytes
 from weft.engine.numbers import Kind
-from weft.engine.pages import PAGE, num_pages
+from weft.engine.scheduling.pages import PAGE, num_pages
 from weft.engine.step import page_nbytes
 from weft.errors import TooLarge
 from weft.model.config import ModelConfig, check_size, num_parameters, plain

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from weft.cli.plan.serving import BATCHES, Answer, Ring, Room, Share
 from weft.cli.plan.show import seconds, titled
 from weft.dashboard import figures
-from weft.engine.pages import PAGE
+from weft.engine.scheduling.pages import PAGE
 from weft.ids import several
 from weft.model.config import num_parameters
 from weft.plan.serve import Bound, Speed

@@ -17,8 +17,8 @@ from blake3 import blake3
 
 from weft.clock import Clock
 from weft.engine.draw import Drawn
-from weft.engine.guess import MAX_GUESSED
-from weft.engine.pages import PAGE
+from weft.engine.scheduling.guess import MAX_GUESSED
+from weft.engine.scheduling.pages import PAGE
 from weft.ids import PeerId
 from weft.keys import Identity
 from weft.net.node import Node

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from weft.config import Config
-from weft.engine.pages import PAGE
+from weft.engine.scheduling.pages import PAGE
 from weft.ids import several
 from weft.rng import stream
 from weft.sim.scenario import Coming, Fault, Kill, Line, Lined, Seconds, Slow, Stop, called, machines, refuse_namesakes

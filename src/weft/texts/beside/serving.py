@@ -29,7 +29,7 @@ from weft.codec.build import build
 from weft.codec.codec import Codec
 from weft.codec.config import Bf16Config
 from weft.engine.numbers import Kind
-from weft.engine.pages import PAGE
+from weft.engine.scheduling.pages import PAGE
 from weft.engine.step import KeysAndValues, Weights, page_nbytes
 from weft.errors import ConfigError, WeftError
 from weft.events import Emit, Notice

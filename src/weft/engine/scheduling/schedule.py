@@ -22,10 +22,10 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from operator import attrgetter
 
-from weft.engine.guess import Guesses, Worth
-from weft.engine.pace import Pace
-from weft.engine.pages import PAGE, Name, PagePool, names_of, num_pages
-from weft.engine.shares import longest_ago, most_held, pages_held, youngest
+from weft.engine.scheduling.guess import Guesses, Worth
+from weft.engine.scheduling.pace import Pace
+from weft.engine.scheduling.pages import PAGE, Name, PagePool, names_of, num_pages
+from weft.engine.scheduling.shares import longest_ago, most_held, pages_held, youngest
 
 MAX_SLOWDOWN = 2.0
 SPARE = 0.05  # of all pages

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.engine.guess import Guesses, Worth
-from weft.engine.pace import Pace
-from weft.engine.pages import PAGE, PagePool, names_of
-from weft.engine.schedule import FIRST_PIECE, QUANTUM, Row, Scheduler, Sequence
+from weft.engine.scheduling.guess import Guesses, Worth
+from weft.engine.scheduling.pace import Pace
+from weft.engine.scheduling.pages import PAGE, PagePool, names_of
+from weft.engine.scheduling.schedule import FIRST_PIECE, QUANTUM, Row, Scheduler, Sequence
 
 
 def scheduler(num_pages: int = 64, max_rows: int = 8, max_running: int = 16) -> Scheduler:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from weft.engine.guess import GRAM, MAX_GUESSED, TRY_EVERY, Guesses, num_worth
-from weft.engine.pace import Pace
+from weft.engine.scheduling.guess import GRAM, MAX_GUESSED, TRY_EVERY, Guesses, num_worth
+from weft.engine.scheduling.pace import Pace
 
 
 def test_what_followed_the_same_tokens_last_is_guessed() -> None:

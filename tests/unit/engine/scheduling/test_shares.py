@@ -1,6 +1,6 @@
 """Who gives pages up for whom, and who is next."""
 
-from weft.engine.shares import all_who_make_way, by_turns, most_held, who_makes_way, who_yields
+from weft.engine.scheduling.shares import all_who_make_way, by_turns, most_held, who_makes_way, who_yields
 
 
 def test_who_holds_most_yields_to_whoever_holds_less_even_with_what_it_asks_for() -> None:
