@@ -4,7 +4,8 @@
     member.start()
 
 A step takes what is left of each text that is drawn, oldest first, and pieces of prompts as
-`engine.scheduling.schedule` has it. What comes out goes to each next member in one note. Nothing here waits for anybody: who lacks something asks anew.
+`engine.scheduling.schedule` has it. What comes out goes to each next member in one note. Nothing here waits for
+anybody: who lacks something asks anew.
 
 Weights of two rounds may be held: a text keeps its own to its end, and new texts are drawn with the newer.
 
