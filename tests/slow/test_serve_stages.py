@@ -15,6 +15,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,6 +53,7 @@ class Asked(NamedTuple):
 
 
 CODE = Asked("def answer(number):\n    return number * 6\n" * 3, 120)
+SHORT, NUM_AT_ONCE = Asked("Who is there?", 16), 8
 PROSE = Asked("The members of a stage", 120)
 READ = Asked("def answer(number):\n    return number * 6\n" * 15, 40)  # it is read in several steps
 LONG = Asked(READ.prompt, 640)
@@ -154,6 +157,19 @@ def in_path(course: dict[str, Any], there: list[dict[str, Shell]], stays: Shell,
     raise AssertionError(f"nobody of {course['members']} can be killed; in the stages are {list(map(list, there))}")
 
 
+def is_back(served: Answers, member: str) -> bool:
+    """Return whether answers come by a member again: some are asked at once, so that they are shared out."""
+
+    def members(number: int) -> list[str]:
+        told = Told()
+        for choice in served.pieces(SHORT, number):
+            told.take(choice)
+        return list(told.course["members"])
+
+    with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+        return any(member in found for found in list(pool.map(members, range(NUM_AT_ONCE))))
+
+
 def test_answers_come_whole_and_the_same_though_a_member_of_their_path_is_killed_in_the_middle_of_each(tmp_path):
     shells = [Shell(tmp_path / f"peer{number}") for number in range(6)]
     served: Answers | None = None
@@ -205,7 +221,7 @@ def test_answers_come_whole_and_the_same_though_a_member_of_their_path_is_killed
                 killed.wait(draws, after=began, within_s=BACK_S)
             else:
                 killed.process.send_signal(signal.SIGCONT)
-                time.sleep(5.0)
+            wait(partial(is_back, served, gone), BACK_S)
         assert served.said.read_text().count("an answer goes on with ") >= min(2, NUM_KILLS)
     finally:
         for shell in shells:
