@@ -87,11 +87,11 @@ class Process:
     def entries(self) -> list[Entry]:
         return [entry for path in self.home.glob("runs/*/*/log.jsonl") for entry in read_jsonl(path)]
 
-    def until(self, found: "object") -> str:
-        deadline = time.monotonic() + WAIT_S
+    def until(self, found: "object", within_s: float = WAIT_S) -> str:
+        deadline = time.monotonic() + within_s
         while not (answer := found()):  # type: ignore[operator]
             if time.monotonic() > deadline or self.process.poll() is not None:
-                raise RuntimeError(f"it did not happen within {WAIT_S:.0f} s: {self._said.read_text()[-2000:]}")
+                raise RuntimeError(f"it did not happen within {within_s:.0f} s: {self._said.read_text()[-2000:]}")
             time.sleep(0.5)
         return str(answer)
 
