@@ -275,6 +275,7 @@ class Peer:
         self._in_rounds = mine = InRounds(rounds, groups, offering, ahead, sentinel)
         if self._audits is not None:
             self._audits.begin(rounds)
+            sentinel.on_strays(self._audits.suspicion.strays)
         self._participation.enter(rounds)
         for peer in self._entrance.askers():
             rounds.notice(peer, "joining")

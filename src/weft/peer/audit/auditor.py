@@ -114,8 +114,14 @@ class Auditor:
         self._begun: dict[tuple[Digest, int], None] = {}  # works and states before steps: each is looked at once
         self._shape = shape_of(trainer)  # of each state
 
-    def follow(self, manifest: Manifest, ticket: Signed, electorate: Sequence[PeerId]) -> None:
-        """Draw which works this peer audits of a round that is decided, and whose outer step is made."""
+    def follow(
+        self, manifest: Manifest, ticket: Signed, electorate: Sequence[PeerId], times: Callable[[PeerId], float]
+    ) -> None:
+        """Draw which works this peer audits of a round that is decided, and whose outer step is made.
+
+        Args:
+            times: as often as others a peer is audited.
+        """
         me, audits = self._context.node.peer, self._replica.charter.audits
         assert audits
         for each in manifest.contributions:
@@ -125,7 +131,8 @@ class Auditor:
             if work is None:
                 continue
             num = num_links(work.segments, audits.trace_every)
-            number = drawn(ticket.signature, Digest(each.work), audits.rate, len(electorate), num)
+            rate = times(PeerId(each.peer)) * audits.rate
+            number = drawn(ticket.signature, Digest(each.work), rate, len(electorate), num)
             if number is not None:
                 drawn_link = link(work.segments, audits.trace_every, number)
                 self._begin(manifest.round, Digest(each.work), work, drawn_link, ticket)

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec import UNSET
+
 from weft.config import alike
 from weft.events import Emit, MergeAudited, MergeDoubted, WorkAudited, WorkDoubted
 from weft.ids import Digest, PeerId, Round
@@ -31,6 +33,7 @@ from weft.sync.records.messages import Counted, Manifest, payload_of
 from weft.tasks import Tasks
 from weft.training.trainer import Trainer
 from weft.verify.draw import Draw
+from weft.verify.suspicion import Suspicion
 from weft.wire import Signed, digest_of, seal
 
 MOST_FALSE = 3  # accusations of one member that this peer could not find true: it looks into no more
@@ -64,6 +67,7 @@ class Audits:
         self._worker = Worker(context, trainer, replica, self.trace, self.heads, tasks)
         self._taken: _Taken | None = None
         self._num_false = Counter[PeerId]()
+        self.suspicion = Suspicion()
 
     def begin(self, rounds: RoundDriver) -> None:
         """Take part in these rounds' audits."""
@@ -103,14 +107,16 @@ class Audits:
         rounds = self._taken.rounds
         self._worker.sweep()
         self._taken.merges.sweep(manifest)
+        counted = [PeerId(each.peer) for each in manifest.contributions if each.work is not UNSET]
+        self.suspicion.decided(manifest.round, manifest.members, counted)
         name, me = digest_of(manifest), self._context.node.peer
         electorate = self.heads.electorate(name)
         is_old = manifest.round + ANSWER_ROUNDS < rounds.chain.head.round  # as of who catches up
         if self._replica.charter.audits and me in electorate and not is_old:
             draw = Draw(run=manifest.run, branch=manifest.branch, round=manifest.round, manifest=name)
             ticket = seal(self._context.identity, draw)
-            self._taken.auditor.follow(manifest, ticket, electorate)
-            self._taken.merges.follow(manifest, ticket, electorate)
+            self._taken.auditor.follow(manifest, ticket, electorate, self.suspicion.times)
+            self._taken.merges.follow(manifest, ticket, electorate, self.suspicion.times)
         for letter, finding in rounds.acts.findings():  # this peer may not have known the work, or the round
             self._heard(letter, finding)
 
@@ -155,6 +161,8 @@ class Audits:
             if accuser is not None:
                 self._num_false[accuser] += 1
             return
+        if found.outcome == "unanswered":
+            self.suspicion.unanswered(peer, round)
         verdict = Finding(
             run=self._replica.run.run,
             peer=peer,

@@ -173,12 +173,15 @@ class Merges:
         )
         self._known[digest_of(manifest)] = _Decided(manifest, plan, heard)
 
-    def follow(self, manifest: Manifest, ticket: Signed, electorate: Sequence[PeerId]) -> None:
-        """Draw what this peer merges again of a round whose outer step is made."""
+    def follow(
+        self, manifest: Manifest, ticket: Signed, electorate: Sequence[PeerId], times: Callable[[PeerId], float]
+    ) -> None:
+        """Draw what this peer merges again of a round whose outer step is made; arguments as of `Auditor.follow`."""
         audits = self._replica.charter.audits
         assert audits
         for part, each in enumerate(manifest.parts):
-            is_drawn = drawn(ticket.signature, Digest(each.result), audits.rate, len(electorate), 1) is not None
+            rate = times(PeerId(each.owner)) * audits.rate
+            is_drawn = drawn(ticket.signature, Digest(each.result), rate, len(electorate), 1) is not None
             if is_drawn and each.owner != self._context.node.peer:
                 self._begin(Merge(digest_of(manifest), manifest.round, part, PeerId(each.owner), Digest(each.result)))
 

@@ -35,6 +35,7 @@ from weft.sync.records.work import Link, link, link_from, num_links, state_befor
 from weft.tasks import Tasks
 from weft.training.trainer import Trainer
 from weft.verify.draw import Draw, drawn
+from weft.verify.suspicion import TIMES
 from weft.wire import Buffer, Signed, digest_of, encode, unseal
 
 MAX_FAILED = 64
@@ -152,7 +153,8 @@ class Worker:
         names = [each.work for each in found.manifest.contributions]
         electorate = self._heads.electorate(draw.manifest)
         segments, every = told.work.segments, audits.trace_every
-        number = drawn(ticket.signature, work, audits.rate, len(electorate), num_links(segments, every))
+        rate = TIMES * audits.rate  # it may suspect this peer, for reasons of its own
+        number = drawn(ticket.signature, work, rate, len(electorate), num_links(segments, every))
         if work not in names or peer not in electorate or number is None:
             return "the ticket draws nobody for this work"
         return told, link(segments, every, number)

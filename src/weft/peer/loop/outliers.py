@@ -12,7 +12,8 @@ Progress is told by the median over members: that of the last rounds against tha
 in the middle, the one that speaks for progress. Of a run of few rounds it takes fewer, two at least. It is judged by
 who saw the run begin: later a loss may stand still for good reasons.
 
-`Sentinel` says who strays from the others, and that nobody learns. It decides nothing: a person may.
+`Sentinel` says who strays from the others, and that nobody learns. It decides nothing: a person may. Where members
+audit each other, who strays is looked at more often (`weft.verify.suspicion`).
 
     loss      what members tell of their inner steps with their heartbeats, the last of each round: their word. The mean
               of a round that is under way is of few steps, and those that follow have the same steps in them
@@ -213,7 +214,12 @@ class Sentinel:
         # Of the round that is merged, logarithms: of lengths, as they are compared, and of tokens.
         self._measured: tuple[Round, dict[PeerId, tuple[float, float]]] = (Round(0), {})
         self._round = Round(0)  # of the last look
+        self._on_strays: Callable[[PeerId, str, bool], None] = lambda _peer, _what, _is_back: None
         merger.on_added(self.merged)
+
+    def on_strays(self, told: Callable[[PeerId, str, bool], None]) -> None:
+        """Call `told` with a member that strays in something, or is back in it."""
+        self._on_strays = told
 
     def merged(self, round: Round, contribution: Contribution, length: float, is_whole: bool = False) -> None:
         """Take up how long a contribution is in the part that this peer merges.
@@ -292,6 +298,7 @@ class Sentinel:
 
     def _say(self, what: str, changes: list[Strayed], unit: Callable[[float], float]) -> None:
         for each in changes:
+            self._on_strays(each.peer, what, each.is_back)
             self._emit(
                 MemberStrays(
                     member=each.peer,
