@@ -1,5 +1,6 @@
 """Runs whose members do some of each other's training steps again."""
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -71,6 +72,29 @@ def test_honest_work_is_audited_and_found_equal(make_swarm: MakeSwarm, method: M
     assert len(audits(swarm)) >= 6
     assert doubts(swarm) == []
     assert {audit.distance for audit in audits(swarm)} == {0.0}  # one machine: to the last bit
+
+
+@pytest.mark.full
+def test_newcomers_and_who_strays_are_audited_more_often_and_answer(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=AuditedTrust(audit_rate=0.2), num_rounds=40, num_peers=4, learns=True)
+
+    async def scenario() -> None:
+        members = await swarm.start("abcd")
+        await swarm.round(members[0], 15)
+        for life in swarm.lives:
+            life.peer._audits.suspicion.strays(swarm.member("d").id, "loss", False)
+        one_replica(await swarm.done(*members))
+
+    swarm.run(scenario)
+    of_d = Counter(audit.member == swarm.member("d").id for audit in audits(swarm) if audit.round > 20)
+    early, late = (
+        sum(audit.round in rounds and audit.member != swarm.member("d").id for audit in audits(swarm))
+        for rounds in (range(1, 10), range(21, 41))
+    )
+    assert early / 9 > 2 * late / 20, "a work is drawn 0.8 times, then 0.2"
+    assert of_d[True] > of_d[False] / 3 * 2, "so is that of who strays"
+    assert doubts(swarm) == []
+    assert [event for life in swarm.lives for event in life.seen(ActEnacted)] == []
 
 
 def struck_out(swarm: Swarm, name: str = "d") -> str:
