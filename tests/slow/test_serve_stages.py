@@ -107,6 +107,10 @@ class Answers:
         finally:
             line.close()
 
+    def texts(self, asks: Asked) -> Iterator[str]:
+        """Yield the same piece by piece, of an answer that may share pages with others."""
+        return (choice["text"] for choice in self.pieces(asks, 0))
+
     def end(self) -> None:
         self.process.kill()
         self.process.wait()

@@ -52,7 +52,7 @@ def test_an_answer_goes_on_at_another_member_and_who_asks_is_no_peer(tmp_path: P
         for shell in shells:
             shell.wait(draws, within_s=START_S)
         served = Answers(tmp_path / "serves", ticket)
-        assert len("".join(served.pieces(ASKED))) >= ASKED.num_tokens // 2
+        assert len("".join(served.texts(ASKED))) >= ASKED.num_tokens // 2
         said = status_of(first)
         _, *rows = said.partition("watching: 1\n")[0].splitlines()
         assert len(rows) == len(shells), said
@@ -60,7 +60,7 @@ def test_an_answer_goes_on_at_another_member_and_who_asks_is_no_peer(tmp_path: P
         began, texts = time.time(), [""] * NUM
 
         def ask(number: int) -> None:
-            for piece in served.pieces(ASKED._replace(prompt=f"def f{number}(x):")):
+            for piece in served.texts(ASKED._replace(prompt=f"def f{number}(x):")):
                 texts[number] += piece
 
         threads = [threading.Thread(target=ask, args=(number,)) for number in range(NUM)]

@@ -95,7 +95,7 @@ def draw(served: Answers, found: list[str], number: int) -> None:
     """Draw texts until there is nobody to draw them."""
     try:
         while True:
-            found.append("".join(served.pieces(Asked(f"def f{number}(x):", 120))))
+            found.append("".join(served.texts(Asked(f"def f{number}(x):", 120))))
     except (AssertionError, OSError, http.client.HTTPException):
         return
 
