@@ -17,7 +17,7 @@ from statistics import median
 from typing import NamedTuple
 
 from benchmarks.report import load, load_line, table, write
-from benchmarks.together import MACHINE, Process
+from benchmarks.together import MACHINE, Process, crew
 from weft.events import RoundCommitted, WorkAudited, WorkDoubted
 
 NUM = 3
@@ -58,15 +58,8 @@ def measured(trust: str, options: argparse.Namespace) -> Found:
         (path / "text.txt").write_text(options.text.read_text("utf-8"), "utf-8")
         sizes = {"width": options.width, "ffn": 8 * options.width // 3 // 8 * 8, "seq": SEQ, "batch": BATCH}
         (path / "run.toml").write_text(RUN.format(every=options.every, trust=trust, **sizes))
-
-        def started(name: str, words: list[str], given: str = "") -> Process:
-            process = Process(path, name, words, given)
-            stack.callback(process.end)
-            return process
-
-        first = started("peer1", ["train", "run.toml", "--wait-for", str(NUM), *MACHINE])
-        ticket = first.line()
-        peers = [first, *(started(f"peer{n}", ["join", "-", "--yes", *MACHINE], ticket) for n in range(2, NUM + 1))]
+        peers, _ticket = crew(stack, path, NUM, [*MACHINE])
+        first = peers[0]
         first.until(lambda: len(_rounds(first)) > options.rounds + 1, within_s=3600)
         rounds = _rounds(first)[1:]  # the first has the start in it
         events = [entry.event for peer in peers for entry in peer.entries()]

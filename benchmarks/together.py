@@ -100,6 +100,24 @@ class Process:
         self.process.wait()
 
 
+def started(stack: ExitStack, folder: Path, name: str, words: list[str], given: str = "") -> Process:
+    """Return a command that ends with the stack."""
+    process = Process(folder, name, words, given)
+    stack.callback(process.end)
+    return process
+
+
+def crew(stack: ExitStack, folder: Path, num: int, machine: list[str]) -> tuple[list[Process], str]:
+    """Return so many peers that train by the folder's run.toml together, and their run's ticket.
+
+    Args:
+        machine: options of each.
+    """
+    first = started(stack, folder, "peer1", ["train", "run.toml", "--wait-for", str(num), *machine])
+    ticket, joins = first.line(), ["join", "-", "--yes", *machine]
+    return [first, *(started(stack, folder, f"peer{n}", joins, ticket) for n in range(2, num + 1))], ticket
+
+
 class Texts:
     """Draws texts one after the other, several at a time, and notes when tokens come."""
 
@@ -193,18 +211,11 @@ def measured(share: float, times: int, folder: Path) -> list[tuple[Turn, Turn, T
     (folder / "machine.toml").write_text(f"serve_nbytes = {NBYTES}\nserve_share = {share}\n")
     machine = [*MACHINE, "--machine", "machine.toml"]
     with ExitStack() as stack:
-
-        def started(name: str, words: list[str], given: str = "") -> Process:
-            process = Process(folder, name, words, given)
-            stack.callback(process.end)
-            return process
-
-        first = started("peer1", ["train", "run.toml", "--wait-for", str(NUM), *machine])
-        ticket = first.line()
-        peers = [first, *(started(f"peer{n}", ["join", "-", "--yes", *machine], ticket) for n in range(2, NUM + 1))]
+        peers, ticket = crew(stack, folder, NUM, machine)
+        first = peers[0]
         for peer in peers:
             peer.until(lambda peer=peer: any(_draws(entry) for entry in peer.entries()))
-        serves = started("serves", ["serve", "-", "--port", "0", "--transports", "tls"], ticket)
+        serves = started(stack, folder, "serves", ["serve", "-", "--port", "0", "--transports", "tls"], ticket)
         texts = Texts(serves.line())
         found = []
         for _ in range(times):
