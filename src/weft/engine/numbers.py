@@ -6,12 +6,15 @@
     w8a16  weights to eight bits with a scale per output; activations rounded to bf16; sums in fp32; on CPUs alone
     exact  as int8; keys and values (`attention`) and norms are summed as integers, too
 
+Before numbers are rounded to eight bits, rows and weights are turned (`hadamard`).
+
 Integer sums have no order: with `exact` a row comes to the same bits whatever else is in the step. Weights have seven
 bits and not eight: processors that add pairs of products in 16 bits (AVX2 and AVX-512 without VNNI) saturate in silence
 beyond (`probe`).
 """
 
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Literal, Protocol
 
@@ -23,6 +26,7 @@ from torch.nn.functional import linear
 
 from weft import rng
 from weft.clock import cpu_s
+from weft.engine.hadamard import Turn
 from weft.engine.sizes import filled, of_matrices
 
 Kind = Literal["fp32", "bf16", "w8a16", "int8", "exact"]
@@ -61,15 +65,16 @@ class Half:
 class Eight:
     """On a CPU oneDNN keeps the weight in the order in which it reads it: twice as fast as `torch._int_mm`."""
 
-    def __init__(self, weight: Float[Tensor, "out in"]) -> None:
-        weight = weight.float()
+    def __init__(self, weight: Float[Tensor, "out in"], *, is_whole: bool = False) -> None:
+        self._turn = Turn(weight.shape[1], weight.device, is_whole=is_whole)
+        weight = self._turn.of_weight(weight.float())
         scale = weight.abs().amax(1).clamp_min_(_LEAST) / MAX_WEIGHT
         eighths = (weight / scale[:, None]).round_().to(torch.int8)
         self.nbytes = eighths.nbytes + scale.nbytes
         self._product = _packed(eighths, scale) if eighths.device.type == "cpu" else _plain(eighths, scale)
 
     def __call__(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
-        whole, scale = rounded(x)
+        whole, scale = rounded(self._turn(x))
         return self._product(whole.to(torch.int8)).mul_(scale)
 
 
@@ -123,12 +128,12 @@ def _packed(weight: Int8[Tensor, "out in"], scale: Float[Tensor, " out"]) -> Pro
     return product
 
 
-MATRICES: dict[Kind, type[Full] | type[Half] | type[EightByHalf] | type[Eight]] = {
+MATRICES: dict[Kind, Callable[[Float[Tensor, "out in"]], Matrix]] = {
     "fp32": Full,
     "bf16": Half,
     "w8a16": EightByHalf,
     "int8": Eight,
-    "exact": Eight,
+    "exact": partial(Eight, is_whole=True),
 }
 
 

@@ -143,10 +143,10 @@ def test_smaller_numbers_are_near(kind: Kind, share: float) -> None:
     assert float((found - expected).norm() / expected.norm()) < share
 
 
-def test_products_of_eight_bits_are_right_here_and_alike_beside_any_others() -> None:
+def test_products_of_eight_bits_are_right_here_and_exact_ones_alike_beside_any_others() -> None:
     assert probe(CPU)
     draws = rng.stream(0, "eight")
-    matrix = MATRICES["int8"](torch.from_numpy(draws.standard_normal((96, 64))).float())
+    matrix = MATRICES["exact"](torch.from_numpy(draws.standard_normal((96, 64))).float())
     x = torch.from_numpy(draws.standard_normal((40, 64))).float()
     together = matrix(x)
     for rows in (slice(0, 1), slice(3, 11), slice(7, 40)):
