@@ -1,0 +1,183 @@
+"""Numbers that come out the same on every CPU: products, sums, powers of two, logarithms, roots, angles.
+
+    on_grid     a row rounded to integers times a power of two: what is added afterwards is whole, and has no order
+    product     of matrices whose rows and columns are on such grids: added in float64, rounded once
+    total       a sum of numbers that are on a finer grid
+    exp2_, log, roots, turns    elementwise, each step an operation that IEEE 754 rounds once
+
+The definition is in `numerics`. How much is computed at a time, and what is added first, changes no bit.
+"""
+
+from collections.abc import Iterator
+from math import log2, pi
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Float64, Int64
+from torch import Tensor
+
+from weft.codec.exact import grid_bits
+
+MOST_BITS = 22  # of a product's numbers, without the sign: fp32 rounds to so many by one addition
+SUM_BITS = 30
+PIECE = 1 << 16  # numbers: what is made of them on the way fits a core's second-level cache
+
+_FLOAT_BITS, _DOUBLE_BITS = 23, 52  # that a float32 and a float64 have behind the point
+_HALF, _HALF64 = 1 << (_FLOAT_BITS - 1), 1 << (_DOUBLE_BITS - 1)
+_INFINITE, _INFINITE64 = 0xFF, 0x7FF  # exponents
+
+
+# --- products ---
+
+
+def product_bits(num: int) -> int:
+    """Return how many bits numbers have of which `num` products are added: 2 bits + log2(num) <= 53."""
+    return min(MOST_BITS, grid_bits(num) - 1)
+
+
+def rounder(x: Float32[Tensor, "*dims"], dim: int, num: int) -> Float32[Tensor, "*ones"]:
+    """Return what rounds x to the grid of its rows along `dim` where it is added and taken away: 1.5 2^23 steps.
+
+    A step is 2^-bits times the power of two above the largest. In fp32 numbers of that size are whole steps, so the
+    addition rounds to the nearest, ties to even.
+
+    Args:
+        num: of products that are added.
+    """
+    most = torch.maximum(x.amax(dim, keepdim=True), x.amin(dim, keepdim=True).neg_())
+    more = _FLOAT_BITS + 1 - product_bits(num)
+    field = most.view(torch.int32).bitwise_and_(_INFINITE << _FLOAT_BITS)
+    # Beyond what fp32 holds it is no number, and neither is what it is added to.
+    field.clamp_(max=(_INFINITE - more) << _FLOAT_BITS).add_((more << _FLOAT_BITS) + _HALF)
+    return field.view(torch.float32)
+
+
+def on_grid(x: Float32[Tensor, "*dims"], round_by: Float32[Tensor, "*ones"]) -> Float64[Tensor, "*dims"]:
+    """Return x rounded to the grid of `rounder`."""
+    return torch.add(x, round_by).sub_(round_by).double()
+
+
+def gridded(x: Float32[Tensor, "*dims"], dim: int, num: int | None = None) -> Float64[Tensor, "*dims"]:
+    """Return x on the grid of its rows along `dim`.
+
+    Args:
+        num: of products that are added; None: as long as a row is.
+    """
+    return on_grid(x, rounder(x, dim, num or x.shape[dim]))
+
+
+def product(a: Float32[Tensor, "n k"], b: Float32[Tensor, "k m"]) -> Float32[Tensor, "n m"]:
+    """Return a @ b, rounded once, of rows of a and columns of b on their grids."""
+    (n, k), m = a.shape, b.shape[1]
+    of_a, of_b = rounder(a, 1, k), rounder(b, 0, k)
+    if k > n:
+        added = torch.zeros(n, m, dtype=torch.float64)
+        for here in pieces(k, n + m):
+            added.addmm_(on_grid(a[:, here], of_a), on_grid(b[here], of_b))
+        return added.float()
+    right, found = on_grid(b, of_b), torch.empty(n, m)
+    for here in pieces(n, k + m):
+        found[here] = on_grid(a[here], of_a[here]) @ right
+    return found
+
+
+def pieces(num: int, width: int) -> Iterator[slice]:
+    """Yield the rows of `width` numbers that are computed at a time."""
+    size = max(PIECE // width, 1)
+    for start in range(0, num, size):
+        yield slice(start, min(start + size, num))
+
+
+# --- sums ---
+
+
+def on_sums(x: Float32[Tensor, "*dims"], dim: int) -> Float64[Tensor, "*dims"]:
+    """Return x on the grid of its sums along `dim`: of 30 bits relative to the largest; of fewer, where more than 2^23
+    are added."""
+    bits = min(SUM_BITS, _DOUBLE_BITS + 1 - (x.shape[dim] - 1).bit_length())
+    most = torch.maximum(x.amax(dim, keepdim=True), x.amin(dim, keepdim=True).neg_()).double()
+    field = most.view(torch.int64).bitwise_and_(_INFINITE64 << _DOUBLE_BITS)
+    field.add_(((_DOUBLE_BITS + 1 - bits) << _DOUBLE_BITS) + _HALF64)
+    round_by = field.view(torch.float64)
+    return x.double().add_(round_by).sub_(round_by)
+
+
+def total(x: Float32[Tensor, "*dims"], dim: int) -> Float64[Tensor, "*ones"]:
+    """Return the sums along `dim`, which is kept. Nothing is rounded but what is added."""
+    return on_sums(x, dim).sum(dim, keepdim=True)
+
+
+# --- functions ---
+
+LOG2_E = 1.4426950408889634
+_LN_2 = 0.6931471805599453
+# 2^f = 1 + f (c1 + f (c2 + ...)) for |f| <= 1/2, off by at most 1.1e-7 of it; each is a float32.
+_POWERS = tuple(
+    map(float.fromhex, ("0x1.62e42ap-1", "0x1.ebf9bcp-3", "0x1.c6b752p-5", "0x1.3cea88p-7", "0x1.5bba14p-10"))
+)
+_LEAST_POWER, _NO_POWER = -126.0, -127.0
+MOST_POWER = 126.0
+
+
+def exp2_(x: Float32[Tensor, "*dims"]) -> Float32[Tensor, "*dims"]:
+    """Make of contiguous x, at most `MOST_POWER`, 2^x in place, and return it; 0 where that is 2^-126 or less."""
+    for y in x.view(-1).split(PIECE // 2):
+        torch.threshold_(y, _LEAST_POWER, _NO_POWER)
+        whole = y.round()
+        y.sub_(whole)
+        power = y * _POWERS[-1]
+        for each in _POWERS[-2::-1]:
+            power.add_(each).mul_(y)
+        power.add_(1.0)
+        # 2^n p: n is added to the exponent of p. Of what is 0 below, p is 1 and its exponent becomes that of 0.
+        whole_bits = whole.to(torch.int32).bitwise_left_shift_(_FLOAT_BITS)
+        torch.add(power.view(torch.int32), whole_bits, out=y.view(torch.int32))
+    return x
+
+
+def log(x: Float64[Tensor, "*dims"]) -> Float64[Tensor, "*dims"]:
+    """Return the natural logarithm of numbers of at least 1."""
+    part, exponent = torch.frexp(x)  # of [1/2, 1)
+    is_low = part < 0.7071067811865476
+    part, exponent = torch.where(is_low, part * 2, part), exponent - is_low.int()
+    # log f = 2 (t + t^3 / 3 + t^5 / 5 ...), t = (f - 1) / (f + 1), at most 0.172
+    t = torch.div(part - 1, part + 1)
+    square, found = t * t, torch.full_like(t, 1 / 21)
+    for odd in range(19, 0, -2):
+        found.mul_(square).add_(1 / odd)
+    return found.mul_(t).mul_(2).add_(exponent.double().mul_(_LN_2))
+
+
+def roots(x: Float64[Tensor, "*dims"]) -> Float64[Tensor, "*dims"]:
+    """Return square roots, each rounded once, as a processor has them; torch asks a library."""
+    return torch.from_numpy(np.sqrt(x.numpy()))
+
+
+# pi / 2 in parts of 33 bits, so that a whole number below 2^20 times the first two is held whole.
+_QUARTER = tuple(map(float.fromhex, ("0x1.921fb544p+0", "0x1.0b4611a6p-34", "0x1.3198a2e037073p-69")))
+_SINE = tuple(
+    (-1) ** n / fact for n, fact in enumerate((1, 6, 120, 5040, 362880, 39916800, 6227020800, 1307674368000))
+)
+_COSINE = tuple(
+    (-1) ** n / fact for n, fact in enumerate((1, 2, 24, 720, 40320, 3628800, 479001600, 87178291200, 20922789888000))
+)
+
+
+def turns(angles: Float32[Tensor, "*dims"]) -> tuple[Float32[Tensor, "*dims"], Float32[Tensor, "*dims"]]:
+    """Return cosines and sines of angles of at most 2^20 radians: in float64, and rounded."""
+    angle = angles.double()
+    quarters = (angle * (2 / pi)).round_()
+    for part in _QUARTER:
+        angle = angle - quarters * part
+    square = angle * angle
+    sine, cosine = torch.full_like(angle, _SINE[-1]), torch.full_like(angle, _COSINE[-1])
+    for each in _SINE[-2::-1]:
+        sine.mul_(square).add_(each)
+    for each in _COSINE[-2::-1]:
+        cosine.mul_(square).add_(each)
+    sine.mul_(angle)
+    place = quarters.long().bitwise_and_(3)
+    is_swapped, has_minus = place % 2 == 1, place >= 2
+    cos, sin = torch.where(is_swapped, sine, cosine), torch.where(is_swapped, cosine, sine)
+    cos = torch.where(has_minus ^ is_swapped, -cos, cos)
+    return cos.float(), torch.where(has_minus, -sin, sin).float()
