@@ -10,10 +10,10 @@ from torch.utils.checkpoint import checkpoint
 from weft.model import layers
 from weft.model.layers import Block, Rotation, rotate
 from weft.model.transformer import SectionModule
-from weft.training.numerics.functions import Attention, CrossEntropy, Embedding, Gate, Linear, Norm
+from weft.training.numerics.functions import Attention, CrossEntropy, Embedding, Gate, Linear, Norm, Seen
 from weft.training.numerics.grids import turns
 
-Masks = dict[int | None, Bool[Tensor, "texts tokens tokens"]]  # by window, of which a model has one kind or two
+Masks = dict[int | None, Seen]  # by window, of which a model has one kind or two
 
 
 def loss(
@@ -51,18 +51,16 @@ def rotation(inverse: Float32[Tensor, " pairs"], positions: Int64[Tensor, "*batc
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
-def seen(
-    num_tokens: int, window: int | None, positions: Int64[Tensor, "batch tokens"] | None
-) -> Bool[Tensor, "texts tokens tokens"]:
+def seen(num_tokens: int, window: int | None, positions: Int64[Tensor, "batch tokens"] | None) -> Seen:
     """Return which tokens each looks at: itself and those before it, of its window and its text."""
     if positions is not None:
-        return layers.together(positions, window, torch.float32)[:, 0] == 0
-    are_seen = torch.ones(1, num_tokens, num_tokens, dtype=torch.bool).tril()
-    return are_seen if window is None else are_seen.triu(1 - window)
+        return Seen(layers.together(positions, window, torch.float32)[:, 0] == 0, window)
+    mask = torch.ones(1, num_tokens, num_tokens, dtype=torch.bool).tril()
+    return Seen(mask if window is None else mask.triu(1 - window), window)
 
 
 def _block(
-    block: Block, x: Float32[Tensor, "batch tokens width"], turn: Rotation, are_seen: Bool[Tensor, "texts all all"]
+    block: Block, x: Float32[Tensor, "batch tokens width"], turn: Rotation, are_seen: Seen
 ) -> Float32[Tensor, "batch tokens width"]:
     x = x + _attention(block.attention, _norm(block.attention_norm, x), turn, are_seen)
     gate_up = _linear(_norm(block.ffn_norm, x), block.ffn.gate_up.weight)
@@ -71,7 +69,7 @@ def _block(
 
 
 def _attention(
-    attention: layers.Attention, x: Tensor, turn: Rotation, are_seen: Tensor
+    attention: layers.Attention, x: Tensor, turn: Rotation, are_seen: Seen
 ) -> Float32[Tensor, "batch tokens width"]:
     (batch, tokens, _), heads, kv_heads = x.shape, attention.num_heads, attention.num_kv_heads
     qkv = _linear(x, attention.qkv.weight, attention.qkv.bias).view(batch, tokens, -1, attention.head_width)

@@ -5,11 +5,12 @@ head. Attention takes the queries that share a key head as rows of one matrix.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -19,16 +20,28 @@ from weft.training.numerics.grids import (
     PIECE,
     exp2_,
     gridded,
+    in_steps,
     log,
+    on_grid,
     on_sums,
     pieces,
     product,
     product_bits,
     roots,
+    shared,
+    step_of,
     total,
 )
 
 _ONE = torch.ones(())
+TOKENS = 64  # whose queries are computed at a time: keys that none of them sees are left out
+
+
+class Seen(NamedTuple):
+    """Which tokens each looks at, of each text or of all alike: none after it, and none before its window."""
+
+    mask: Bool[Tensor, "texts tokens tokens"]
+    window: int | None
 
 
 class Linear(torch.autograd.Function):
@@ -46,9 +59,19 @@ class Linear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        # dx = dy W,  dW = dy^T x: dy is on the grids of its rows in both, so x takes their steps in the second
         x, weight = ctx.saved_tensors
+        (num, width), step = grad.shape, step_of(grad, 1, max(grad.shape))
+        share, most = shared(step)
+        right, scaled = gridded(weight, 0), x * share
+        step_x, found = step_of(scaled, 0), torch.empty_like(x)
+        of_weight = torch.zeros(weight.shape, dtype=torch.float64)
+        for here in pieces(num, width + x.shape[1]):
+            whole = in_steps(grad[here], step[here])
+            found[here] = (whole @ right).mul_(step[here])
+            of_weight.addmm_(whole.t(), on_grid(scaled[here], step_x))
         of_bias = total(grad, 0)[0].float() if ctx.has_bias else None
-        return product(grad, weight), product(grad.t(), x), of_bias
+        return found, of_weight.mul_(most).float(), of_bias
 
 
 class Norm(torch.autograd.Function):
@@ -164,72 +187,113 @@ class Attention(torch.autograd.Function):
         q: Float32[Tensor, "batch heads tokens head"],
         k: Float32[Tensor, "batch kv_heads tokens head"],
         v: Float32[Tensor, "batch kv_heads tokens head"],
-        seen: Bool[Tensor, "texts tokens tokens"],
+        seen: Seen,
     ) -> Float32[Tensor, "batch heads tokens head"]:
         scale = 1 / sqrt(q.shape[-1])
-        q_PRD, k_PTD, v_PTD = _paired(q * scale, k), k.flatten(0, 1), v.flatten(0, 1)
-        mixed, sums = torch.empty_like(q_PRD), q_PRD.new_empty(*q_PRD.shape[:2], 1)
-        for here, seen_here in _pairs(q_PRD, k_PTD, seen, k.shape[1]):
-            weights = _weights(q_PRD[here], k_PTD[here], seen_here).double()
-            added = weights.sum(-1, keepdim=True)
-            sums[here] = added
-            mixed[here] = (weights @ gridded(v_PTD[here], -2)).div_(added)
-        ctx.save_for_backward(q_PRD, k_PTD, v_PTD, mixed, sums, seen)
-        ctx.scale = scale
-        ctx.shapes = q.shape, k.shape
+        q_PGTD, k_PTD, v_PTD = _paired(q * scale, k), k.flatten(0, 1), v.flatten(0, 1)
+        mixed, sums, weights = torch.empty_like(q_PGTD), torch.empty_like(q_PGTD[..., :1]), list[Tensor]()
+        q_grid, k_grid, v_grid = gridded(q_PGTD, -1), gridded(k_PTD, -1), gridded(v_PTD, -2, _num_rows(q_PGTD))
+        for at in _blocks(q_PGTD, seen):
+            e = _weights(at, q_grid, k_grid, product_bits(_num_rows(q_PGTD)))
+            weights.append(e)
+            e = e.double()
+            added = e.sum(-1, keepdim=True)
+            mixed[at.queries] = at.by_group((e @ v_grid[at.keys]).div_(added))
+            sums[at.queries] = at.by_group(added)
+        ctx.save_for_backward(q_PGTD, k_PTD, v_PTD, mixed, sums, *weights)
+        ctx.seen, ctx.scale, ctx.shape = seen, scale, k.shape
         return mixed.view(q.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         # p = e / sum(e),  dv = e^T (do / sum(e)),  ds = p (do v^T - sum(do o)),  dq = ds k,  dk = ds^T q
-        q_PRD, k_PTD, v_PTD, mixed, sums, seen = ctx.saved_tensors
-        (q_shape, k_shape), num = ctx.shapes, q_PRD.shape[1]
-        grad = _paired(grad.reshape(q_shape), k_PTD.view(k_shape))
-        dq, dk, dv = torch.empty_like(q_PRD), torch.empty_like(k_PTD), torch.empty_like(v_PTD)
-        for here, seen_here in _pairs(q_PRD, k_PTD, seen, k_shape[1]):
-            q, k, v, d, added = q_PRD[here], k_PTD[here], v_PTD[here], grad[here], sums[here]
-            shares = _weights(q, k, seen_here)
-            dv[here] = shares.double().mT @ gridded(torch.div(d, added), -2)
-            shares.div_(added)
-            slopes = (gridded(d, -1) @ gridded(v, -1).mT).float()
-            slopes.sub_(total(d * mixed[here], -1).float()).mul_(shares)
-            dq[here] = gridded(slopes, -1) @ gridded(k, -2)
-            dk[here] = gridded(slopes, -2).mT @ gridded(q, -2)
-        return dq.mul_(ctx.scale).view(q_shape), dk.view(k_shape), dv.view(k_shape), None
+        q_PGTD, k_PTD, v_PTD, mixed, sums, *weights = ctx.saved_tensors
+        shape, num_rows = grad.shape, _num_rows(q_PGTD)
+        grad = _paired(grad, k_PTD.view(ctx.shape))
+        less = total(grad * mixed, -1).float()
+        of_v = _columns(torch.div(grad, sums))
+        grad_grid, v_grid, k_grid = gridded(grad, -1), gridded(v_PTD, -1), gridded(k_PTD, -2, num_rows)
+        dq, steps, slopes = torch.empty_like(q_PGTD), torch.empty_like(sums), list[Tensor]()
+        dk, dv = torch.zeros_like(k_grid), torch.zeros_like(k_grid)
+        blocks = list(_blocks(q_PGTD, ctx.seen))
+        for at, e in zip(blocks, weights, strict=True):
+            dv[at.keys] += e.double().mT @ at.rows(of_v)
+            slope = (at.rows(grad_grid) @ v_grid[at.keys].mT).float()
+            slope.sub_(at.rows(less)).mul_(torch.div(e, at.rows(sums)))
+            step = step_of(slope, -1, num_rows)
+            whole = in_steps(slope, step)
+            dq[at.queries] = at.by_group((whole @ k_grid[at.keys]).mul_(step))
+            steps[at.queries] = at.by_group(step)
+            slopes.append(whole.float())
+        share, most = shared(steps.flatten(1, 2))
+        of_k = _columns(q_PGTD * share.view(steps.shape))
+        for at, slope in zip(blocks, slopes, strict=True):
+            dk[at.keys] += slope.double().mT @ at.rows(of_k)
+        return dq.mul_(ctx.scale).view(shape), dk.mul_(most).float().view(ctx.shape), dv.float().view(ctx.shape), None
 
 
-def _paired(q: Float32[Tensor, "batch heads tokens head"], k: Tensor) -> Float32[Tensor, "pairs rows head"]:
-    """Return the queries of each key head, one after the other."""
+@dataclass(frozen=True)
+class _Block:
+    """Queries that are computed at a time: of some key heads, so many tokens; and the keys that any of them sees."""
+
+    pairs: slice
+    tokens: slice
+    seen_tokens: slice
+    are_seen: Bool[Tensor, "some one tokens seen_tokens"]
+
+    @property
+    def queries(self) -> tuple[slice, slice, slice]:
+        return self.pairs, slice(None), self.tokens
+
+    @property
+    def keys(self) -> tuple[slice, slice]:
+        return self.pairs, self.seen_tokens
+
+    def rows(self, x: Float[Tensor, "pairs groups tokens width"]) -> Float[Tensor, "here rows width"]:
+        return x[self.queries].flatten(1, 2)
+
+    def by_group(self, x: Float[Tensor, "here rows width"]) -> Float[Tensor, "here groups tokens width"]:
+        return x.unflatten(1, (-1, self.tokens.stop - self.tokens.start))
+
+
+def _blocks(q_PGTD: Tensor, seen: Seen) -> Iterator[_Block]:
+    num_pairs, num_groups, num_tokens, _ = q_PGTD.shape
+    num_texts = len(seen.mask)
+    for start in range(0, num_tokens, TOKENS):
+        tokens = slice(start, min(start + TOKENS, num_tokens))
+        first = 0 if seen.window is None else max(start + 1 - seen.window, 0)
+        keys = slice(first, tokens.stop)
+        size = max(PIECE // (num_groups * (tokens.stop - start) * (keys.stop - first)), 1)
+        for pair in range(0, num_pairs, size):
+            pairs = slice(pair, min(pair + size, num_pairs))
+            texts = torch.arange(pairs.start, pairs.stop) * num_texts // num_pairs if num_texts > 1 else slice(None)
+            yield _Block(pairs, tokens, keys, seen.mask[texts, tokens, keys][:, None])
+
+
+def _paired(q: Float32[Tensor, "batch heads tokens head"], k: Tensor) -> Float32[Tensor, "pairs groups tokens head"]:
+    """Return the queries of each key head."""
     batch, kv_heads = k.shape[:2]
-    return q.contiguous().view(batch * kv_heads, -1, q.shape[-1])
+    return q.contiguous().view(batch * kv_heads, -1, *q.shape[2:])
 
 
-def _pairs(
-    q_PRD: Tensor, k_PTD: Tensor, seen: Bool[Tensor, "texts tokens tokens"], kv_heads: int
-) -> Iterator[tuple[slice, Bool[Tensor, "pairs one tokens tokens"]]]:
-    """Yield the key heads that are computed at a time, with what their queries see."""
-    size = max(PIECE // (q_PRD.shape[1] * k_PTD.shape[1]), 1)
-    for start in range(0, len(k_PTD), size):
-        here = slice(start, min(start + size, len(k_PTD)))
-        if len(seen) == 1:
-            yield here, seen[:, None]
-        else:
-            yield here, seen[torch.arange(here.start, here.stop) // kv_heads][:, None]
+def _num_rows(q_PGTD: Tensor) -> int:
+    """Return how many rows the queries of a key head are: no product of attention adds more, but over channels."""
+    return q_PGTD.shape[1] * q_PGTD.shape[2]
 
 
-def _weights(
-    q: Float32[Tensor, "pairs rows head"],
-    k: Float32[Tensor, "pairs tokens head"],
-    seen: Bool[Tensor, "some one tokens tokens"],
-) -> Float32[Tensor, "pairs rows tokens"]:
-    """Return e, on the grid of sums over rows, which are no fewer than tokens."""
-    scores = (gridded(q, -1) @ gridded(k, -1).mT).float()
-    num_tokens = k.shape[1]
-    scores.view(len(q), -1, num_tokens, num_tokens).masked_fill_(~seen, -torch.inf)
+def _columns(x_PGTD: Float32[Tensor, "pairs groups tokens head"]) -> Float64[Tensor, "pairs groups tokens head"]:
+    """Return the queries of each key head on the grids of its columns."""
+    return gridded(x_PGTD.flatten(1, 2), -2).view(x_PGTD.shape)
+
+
+def _weights(at: _Block, q_grid: Tensor, k_grid: Tensor, bits: int) -> Float32[Tensor, "here rows keys"]:
+    """Return e, of so many bits; 0 of what is not seen."""
+    scores = (at.rows(q_grid) @ k_grid[at.keys].mT).float()
+    at.by_group(scores).masked_fill_(~at.are_seen, -torch.inf)
     scores.sub_(scores.amax(-1, keepdim=True)).mul_(LOG2_E)
-    round_by = 1.5 * 2.0 ** (23 - product_bits(q.shape[1]))
-    return exp2_(scores).add_(round_by).sub_(round_by)
+    large = 1.5 * 2.0 ** (23 - bits)
+    return exp2_(scores).add_(large).sub_(large)
 
 
 def total_by(

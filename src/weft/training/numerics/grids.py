@@ -20,11 +20,13 @@ from weft.codec.exact import grid_bits
 
 MOST_BITS = 22  # of a product's numbers, without the sign: fp32 rounds to so many by one addition
 SUM_BITS = 30
-PIECE = 1 << 16  # numbers: what is made of them on the way fits a core's second-level cache
+PIECE = 1 << 17  # numbers: what is made of them on the way fits a core's second-level cache
 
 _FLOAT_BITS, _DOUBLE_BITS = 23, 52  # that a float32 and a float64 have behind the point
-_HALF, _HALF64 = 1 << (_FLOAT_BITS - 1), 1 << (_DOUBLE_BITS - 1)
 _INFINITE, _INFINITE64 = 0xFF, 0x7FF  # exponents
+_WHOLE = 1.5 * 2.0**_FLOAT_BITS
+_HALF64 = 1 << (_DOUBLE_BITS - 1)
+_ONE = torch.ones(())
 
 
 # --- products ---
@@ -35,50 +37,51 @@ def product_bits(num: int) -> int:
     return min(MOST_BITS, grid_bits(num) - 1)
 
 
-def rounder(x: Float32[Tensor, "*dims"], dim: int, num: int) -> Float32[Tensor, "*ones"]:
-    """Return what rounds x to the grid of its rows along `dim` where it is added and taken away: 1.5 2^23 steps.
-
-    A step is 2^-bits times the power of two above the largest. In fp32 numbers of that size are whole steps, so the
-    addition rounds to the nearest, ties to even.
-
-    Args:
-        num: of products that are added.
-    """
-    most = torch.maximum(x.amax(dim, keepdim=True), x.amin(dim, keepdim=True).neg_())
-    more = _FLOAT_BITS + 1 - product_bits(num)
-    field = most.view(torch.int32).bitwise_and_(_INFINITE << _FLOAT_BITS)
-    # Beyond what fp32 holds it is no number, and neither is what it is added to.
-    field.clamp_(max=(_INFINITE - more) << _FLOAT_BITS).add_((more << _FLOAT_BITS) + _HALF)
-    return field.view(torch.float32)
-
-
-def on_grid(x: Float32[Tensor, "*dims"], round_by: Float32[Tensor, "*ones"]) -> Float64[Tensor, "*dims"]:
-    """Return x rounded to the grid of `rounder`."""
-    return torch.add(x, round_by).sub_(round_by).double()
-
-
-def gridded(x: Float32[Tensor, "*dims"], dim: int, num: int | None = None) -> Float64[Tensor, "*dims"]:
-    """Return x on the grid of its rows along `dim`.
+def step_of(x: Float32[Tensor, "*dims"], dim: int, num: int | None = None) -> Float32[Tensor, "*ones"]:
+    """Return the steps of the grids of x's rows along `dim`: 2^-bits times the power of two above the largest, and at
+    least 2^-126.
 
     Args:
         num: of products that are added; None: as long as a row is.
     """
-    return on_grid(x, rounder(x, dim, num or x.shape[dim]))
+    most = torch.maximum(x.amax(dim, keepdim=True), x.amin(dim, keepdim=True).neg_())
+    exponent = most.view(torch.int32).bitwise_and_(_INFINITE << _FLOAT_BITS)
+    less = product_bits(num or x.shape[dim]) - 1
+    return exponent.sub_(less << _FLOAT_BITS).clamp_(min=1 << _FLOAT_BITS).view(torch.float32)
+
+
+def on_grid(x: Float32[Tensor, "*dims"], step: Float32[Tensor, "*ones"]) -> Float64[Tensor, "*dims"]:
+    """Return x rounded to whole steps, ties to even."""
+    large = step * _WHOLE  # of numbers so large, fp32 holds whole steps and nothing between
+    return torch.add(x, large).sub_(large).double()
+
+
+def in_steps(x: Float32[Tensor, "*dims"], step: Float32[Tensor, "*ones"]) -> Float64[Tensor, "*dims"]:
+    """Return how many steps x is, rounded alike."""
+    return torch.mul(x, torch.div(_ONE, step)).round_().double()
+
+
+def gridded(x: Float32[Tensor, "*dims"], dim: int, num: int | None = None) -> Float64[Tensor, "*dims"]:
+    """Return x on the grids of its rows along `dim`; `num` as of `step_of`."""
+    return on_grid(x, step_of(x, dim, num))
 
 
 def product(a: Float32[Tensor, "n k"], b: Float32[Tensor, "k m"]) -> Float32[Tensor, "n m"]:
     """Return a @ b, rounded once, of rows of a and columns of b on their grids."""
     (n, k), m = a.shape, b.shape[1]
-    of_a, of_b = rounder(a, 1, k), rounder(b, 0, k)
-    if k > n:
-        added = torch.zeros(n, m, dtype=torch.float64)
-        for here in pieces(k, n + m):
-            added.addmm_(on_grid(a[:, here], of_a), on_grid(b[here], of_b))
-        return added.float()
-    right, found = on_grid(b, of_b), torch.empty(n, m)
+    step, right, found = step_of(a, 1), gridded(b, 0), torch.empty(n, m)
     for here in pieces(n, k + m):
-        found[here] = on_grid(a[here], of_a[here]) @ right
+        found[here] = on_grid(a[here], step[here]) @ right
     return found
+
+
+def shared(step: Float32[Tensor, "*batch rows one"]) -> tuple[Float32[Tensor, "*batch rows one"], Float64[Tensor, "*batch one one"]]:
+    """Return the steps of rows relative to the largest, and that.
+
+    Of rows that are whole numbers of steps, columns are added: what they are multiplied by takes the steps.
+    """
+    most = step.amax(-2, keepdim=True)
+    return torch.div(step, most), most.double()
 
 
 def pieces(num: int, width: int) -> Iterator[slice]:
@@ -121,7 +124,7 @@ MOST_POWER = 126.0
 
 def exp2_(x: Float32[Tensor, "*dims"]) -> Float32[Tensor, "*dims"]:
     """Make of contiguous x, at most `MOST_POWER`, 2^x in place, and return it; 0 where that is 2^-126 or less."""
-    for y in x.view(-1).split(PIECE // 2):
+    for y in x.view(-1).split(PIECE // 4):
         torch.threshold_(y, _LEAST_POWER, _NO_POWER)
         whole = y.round()
         y.sub_(whole)
