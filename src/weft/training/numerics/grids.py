@@ -75,7 +75,9 @@ def product(a: Float32[Tensor, "n k"], b: Float32[Tensor, "k m"]) -> Float32[Ten
     return found
 
 
-def shared(step: Float32[Tensor, "*batch rows one"]) -> tuple[Float32[Tensor, "*batch rows one"], Float64[Tensor, "*batch one one"]]:
+def shared(
+    step: Float32[Tensor, "*batch rows one"],
+) -> tuple[Float32[Tensor, "*batch rows one"], Float64[Tensor, "*batch one one"]]:
     """Return the steps of rows relative to the largest, and that.
 
     Of rows that are whole numbers of steps, columns are added: what they are multiplied by takes the steps.
@@ -158,9 +160,7 @@ def roots(x: Float64[Tensor, "*dims"]) -> Float64[Tensor, "*dims"]:
 
 # pi / 2 in parts of 33 bits, so that a whole number below 2^20 times the first two is held whole.
 _QUARTER = tuple(map(float.fromhex, ("0x1.921fb544p+0", "0x1.0b4611a6p-34", "0x1.3198a2e037073p-69")))
-_SINE = tuple(
-    (-1) ** n / fact for n, fact in enumerate((1, 6, 120, 5040, 362880, 39916800, 6227020800, 1307674368000))
-)
+_SINE = tuple((-1) ** n / fact for n, fact in enumerate((1, 6, 120, 5040, 362880, 39916800, 6227020800, 1307674368000)))
 _COSINE = tuple(
     (-1) ** n / fact for n, fact in enumerate((1, 2, 24, 720, 40320, 3628800, 479001600, 87178291200, 20922789888000))
 )
