@@ -3,7 +3,7 @@
 from typing import cast
 
 import torch
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Float32, Int64
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
