@@ -27,7 +27,8 @@ def loss(
     Args:
         targets, positions: as there.
     """
-    assert module.embed is not None and module.norm is not None
+    assert module.embed is not None
+    assert module.norm is not None
     x: Tensor = Embedding.apply(module.embed.weight, tokens)  # type: ignore[no-untyped-call]
     places = torch.arange(tokens.shape[1]) if positions is None else positions
     turn, masks = rotation(module.angle_bits.view(torch.float32), places), Masks()
