@@ -18,11 +18,12 @@ from weft.training.numerics.grids import (
     LOG2_E,
     MOST_POWER,
     PIECE,
+    Room,
+    at_a_time,
     exp2_,
     gridded,
     in_steps,
     log,
-    on_grid,
     on_sums,
     pieces,
     product,
@@ -53,7 +54,7 @@ class Linear(torch.autograd.Function):
     ) -> Float32[Tensor, "rows out"]:
         ctx.save_for_backward(x, weight)
         ctx.has_bias = bias is not None
-        y = product(x, weight.t())
+        y = product(x, weight)
         return y if bias is None else y.add_(bias)
 
     @staticmethod
@@ -66,10 +67,12 @@ class Linear(torch.autograd.Function):
         right, scaled = gridded(weight, 0), x * share
         step_x, found = step_of(scaled, 0), torch.empty_like(x)
         of_weight = torch.zeros(weight.shape, dtype=torch.float64)
-        for here in pieces(num, width + x.shape[1]):
-            whole = in_steps(grad[here], step[here])
-            found[here] = (whole @ right).mul_(step[here])
-            of_weight.addmm_(whole.t(), on_grid(scaled[here], step_x))
+        size = at_a_time(num, width + x.shape[1])
+        of_grad, of_x, sums = Room(size, width), Room(size, x.shape[1]), right.new_empty(size, x.shape[1])
+        for here in pieces(num, size):
+            whole = of_grad.in_steps(grad[here], step[here])
+            found[here] = torch.mm(whole, right, out=sums[: len(whole)]).mul_(step[here])
+            of_weight.addmm_(whole.t(), of_x.on_grid(scaled[here], step_x))
         of_bias = total(grad, 0)[0].float() if ctx.has_bias else None
         return found, of_weight.mul_(most).float(), of_bias
 
@@ -107,7 +110,7 @@ class Gate(torch.autograd.Function):
     def forward(ctx: Any, gate_up: Float32[Tensor, "rows twice"]) -> Float32[Tensor, "rows width"]:
         gate, up = gate_up.chunk(2, -1)
         share, y = torch.empty_like(up), torch.empty_like(up)
-        for here in pieces(len(up), up.shape[1]):
+        for here in pieces(len(up), at_a_time(*up.shape)):
             s = exp2_((gate[here] * -LOG2_E).clamp_(max=MOST_POWER)).add_(1.0)
             torch.div(_ONE, s, out=share[here])
             torch.mul(gate[here], share[here], out=y[here])
@@ -121,7 +124,7 @@ class Gate(torch.autograd.Function):
         # du = d g s,  dg = d u s (1 + g (1 - s))
         gate_up, share = ctx.saved_tensors
         found, width = torch.empty_like(gate_up), share.shape[1]
-        for here in pieces(len(share), width):
+        for here in pieces(len(share), at_a_time(len(share), width)):
             d, s, (g, u) = grad[here], share[here], gate_up[here].chunk(2, -1)
             slope = torch.sub(_ONE, s).mul_(g).add_(1.0).mul_(s)
             torch.mul(slope.mul_(u), d, out=found[here, :width])
@@ -159,7 +162,7 @@ class CrossEntropy(torch.autograd.Function):
         is_counted = targets >= 0
         num = is_counted.sum().clamp(min=1).double()
         shares, losses = torch.empty_like(logits), torch.empty(len(logits), 1)
-        for here in pieces(*logits.shape):
+        for here in pieces(len(logits), at_a_time(*logits.shape)):
             below = logits[here] - logits[here].amax(-1, keepdim=True)
             target = targets[here, None].clamp(min=0)
             of_target = below.gather(-1, target).double()

@@ -20,7 +20,7 @@ from weft.codec.exact import grid_bits
 
 MOST_BITS = 22  # of a product's numbers, without the sign: fp32 rounds to so many by one addition
 SUM_BITS = 30
-PIECE = 1 << 17  # numbers: what is made of them on the way fits a core's second-level cache
+PIECE = 1 << 16  # numbers: what is made of them on the way fits a core's second-level cache
 
 _FLOAT_BITS, _DOUBLE_BITS = 23, 52  # that a float32 and a float64 have behind the point
 _INFINITE, _INFINITE64 = 0xFF, 0x7FF  # exponents
@@ -66,12 +66,32 @@ def gridded(x: Float32[Tensor, "*dims"], dim: int, num: int | None = None) -> Fl
     return on_grid(x, step_of(x, dim, num))
 
 
-def product(a: Float32[Tensor, "n k"], b: Float32[Tensor, "k m"]) -> Float32[Tensor, "n m"]:
-    """Return a @ b, rounded once, of rows of a and columns of b on their grids."""
-    (n, k), m = a.shape, b.shape[1]
-    step, right, found = step_of(a, 1), gridded(b, 0), torch.empty(n, m)
-    for here in pieces(n, k + m):
-        found[here] = on_grid(a[here], step[here]) @ right
+class Room:
+    """Where some rows at a time are put on their grid. What is asked for anew each time comes from the system, which
+    takes longer than to compute with it."""
+
+    def __init__(self, num: int, width: int) -> None:
+        self._single, self._double = torch.empty(num, width), torch.empty(num, width, dtype=torch.float64)
+
+    def on_grid(self, x: Float32[Tensor, "n width"], step: Float32[Tensor, "*ones"]) -> Float64[Tensor, "n width"]:
+        """As `on_grid`, until the next."""
+        large, single = step * _WHOLE, self._single[: len(x)]
+        return self._double[: len(x)].copy_(torch.add(x, large, out=single).sub_(large))
+
+    def in_steps(self, x: Float32[Tensor, "n width"], step: Float32[Tensor, "n one"]) -> Float64[Tensor, "n width"]:
+        """As `in_steps`, until the next."""
+        single = torch.mul(x, torch.div(_ONE, step), out=self._single[: len(x)])
+        return self._double[: len(x)].copy_(single.round_())
+
+
+def product(a: Float32[Tensor, "n k"], b: Float32[Tensor, "m k"]) -> Float32[Tensor, "n m"]:
+    """Return a b^T, rounded once, of rows on their grids."""
+    (num, width), num_out = a.shape, len(b)
+    step, right, found = step_of(a, 1), gridded(b, 1).t(), torch.empty(num, num_out)
+    size = at_a_time(num, width + num_out)
+    room, sums = Room(size, width), torch.empty(size, num_out, dtype=torch.float64)
+    for here in pieces(num, size):
+        found[here] = torch.mm(room.on_grid(a[here], step[here]), right, out=sums[: here.stop - here.start])
     return found
 
 
@@ -86,9 +106,13 @@ def shared(
     return torch.div(step, most), most.double()
 
 
-def pieces(num: int, width: int) -> Iterator[slice]:
-    """Yield the rows of `width` numbers that are computed at a time."""
-    size = max(PIECE // width, 1)
+def at_a_time(num: int, width: int) -> int:
+    """Return how many of so many rows are computed at a time."""
+    return min(num, max(PIECE // width, 1))
+
+
+def pieces(num: int, size: int) -> Iterator[slice]:
+    """Yield so many rows at a time."""
     for start in range(0, num, size):
         yield slice(start, min(start + size, num))
 
@@ -126,7 +150,7 @@ MOST_POWER = 126.0
 
 def exp2_(x: Float32[Tensor, "*dims"]) -> Float32[Tensor, "*dims"]:
     """Make of contiguous x, at most `MOST_POWER`, 2^x in place, and return it; 0 where that is 2^-126 or less."""
-    for y in x.view(-1).split(PIECE // 4):
+    for y in x.view(-1).split(PIECE // 2):
         torch.threshold_(y, _LEAST_POWER, _NO_POWER)
         whole = y.round()
         y.sub_(whole)
