@@ -54,23 +54,21 @@ def rotation(inverse: Float32[Tensor, " pairs"], positions: Int64[Tensor, "*batc
 
 def seen(num_tokens: int, window: int | None, positions: Int64[Tensor, "batch tokens"] | None) -> Seen:
     """Return which tokens each looks at: itself and those before it, of its window and its text."""
-    if positions is not None:
-        return Seen(layers.together(positions, window, torch.float32)[:, 0] == 0, window)
-    mask = torch.ones(1, num_tokens, num_tokens, dtype=torch.bool).tril()
-    return Seen(mask if window is None else mask.triu(1 - window), window)
+    places = torch.arange(num_tokens)[None] if positions is None else positions
+    return Seen(layers.together(places, window, torch.float32)[:, 0], window)
 
 
 def _block(
-    block: Block, x: Float32[Tensor, "batch tokens width"], turn: Rotation, are_seen: Seen
+    block: Block, x: Float32[Tensor, "batch tokens width"], turn: Rotation, looks: Seen
 ) -> Float32[Tensor, "batch tokens width"]:
-    x = x + _attention(block.attention, _norm(block.attention_norm, x), turn, are_seen)
+    x = x + _attention(block.attention, _norm(block.attention_norm, x), turn, looks)
     gate_up = _linear(_norm(block.ffn_norm, x), block.ffn.gate_up.weight)
     gated: Tensor = Gate.apply(gate_up.flatten(0, -2))  # type: ignore[no-untyped-call]
     return x + _linear(gated.view(*x.shape[:-1], -1), block.ffn.down.weight)
 
 
 def _attention(
-    attention: layers.Attention, x: Tensor, turn: Rotation, are_seen: Seen
+    attention: layers.Attention, x: Tensor, turn: Rotation, looks: Seen
 ) -> Float32[Tensor, "batch tokens width"]:
     (batch, tokens, _), heads, kv_heads = x.shape, attention.num_heads, attention.num_kv_heads
     qkv = _linear(x, attention.qkv.weight, attention.qkv.bias).view(batch, tokens, -1, attention.head_width)
@@ -82,7 +80,7 @@ def _attention(
     if attention.score_factor != 1.0:
         qk = qk * attention.score_factor
     q, k = torch.split(qk.transpose(1, 2), [heads, kv_heads], dim=1)
-    mixed: Tensor = Attention.apply(q, k, v.transpose(1, 2), are_seen)  # type: ignore[no-untyped-call]
+    mixed: Tensor = Attention.apply(q, k, v.transpose(1, 2), looks)  # type: ignore[no-untyped-call]
     return _linear(mixed.transpose(1, 2).flatten(2), attention.out.weight, attention.out.bias)
 
 

@@ -10,19 +10,22 @@ from math import sqrt
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Float32, Float64, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from weft.training.numerics.grids import (
     LOG2_E,
     MOST_POWER,
+    OF_PRODUCTS,
     PIECE,
     Room,
     at_a_time,
     exp2_,
     gridded,
     in_steps,
+    inverse,
+    large_of,
     log,
     on_sums,
     pieces,
@@ -39,9 +42,13 @@ TOKENS = 64  # whose queries are computed at a time: keys that none of them sees
 
 
 class Seen(NamedTuple):
-    """Which tokens each looks at, of each text or of all alike: none after it, and none before its window."""
+    """Which tokens each looks at, of each text or of all alike: none after it, and none before its window.
 
-    mask: Bool[Tensor, "texts tokens tokens"]
+    Args:
+        mask: added to scores: 0 where it looks, else -inf.
+    """
+
+    mask: Float32[Tensor, "texts tokens tokens"]
     window: int | None
 
 
@@ -65,14 +72,14 @@ class Linear(torch.autograd.Function):
         (num, width), step = grad.shape, step_of(grad, 1, max(grad.shape))
         share, most = shared(step)
         right, scaled = gridded(weight, 0), x * share
-        step_x, found = step_of(scaled, 0), torch.empty_like(x)
-        of_weight = torch.zeros(weight.shape, dtype=torch.float64)
-        size = at_a_time(num, width + x.shape[1])
+        large, per_step, step = large_of(step_of(scaled, 0)), inverse(step), step.double()
+        found, of_weight = torch.empty_like(x), torch.zeros(weight.shape, dtype=torch.float64)
+        size = at_a_time(num, (width + x.shape[1]) // OF_PRODUCTS)
         of_grad, of_x, sums = Room(size, width), Room(size, x.shape[1]), right.new_empty(size, x.shape[1])
         for here in pieces(num, size):
-            whole = of_grad.in_steps(grad[here], step[here])
+            whole = of_grad.in_steps(grad[here], per_step[here])
             found[here] = torch.mm(whole, right, out=sums[: len(whole)]).mul_(step[here])
-            of_weight.addmm_(whole.t(), of_x.on_grid(scaled[here], step_x))
+            of_weight.addmm_(whole.t(), of_x.on_grid(scaled[here], large))
         of_bias = total(grad, 0)[0].float() if ctx.has_bias else None
         return found, of_weight.mul_(most).float(), of_bias
 
@@ -226,7 +233,7 @@ class Attention(torch.autograd.Function):
             slope.sub_(at.rows(less)).mul_(torch.div(e, at.rows(sums)))
             step = step_of(slope, -1, num_rows)
             whole = in_steps(slope, step)
-            dq[at.queries] = at.by_group((whole @ k_grid[at.keys]).mul_(step))
+            dq[at.queries] = at.by_group((whole @ k_grid[at.keys]).mul_(step.double()))
             steps[at.queries] = at.by_group(step)
             slopes.append(whole.float())
         share, most = shared(steps.flatten(1, 2))
@@ -243,7 +250,7 @@ class _Block:
     pairs: slice
     tokens: slice
     seen_tokens: slice
-    are_seen: Bool[Tensor, "some one tokens seen_tokens"]
+    mask: Float32[Tensor, "some one tokens seen_tokens"]
 
     @property
     def queries(self) -> tuple[slice, slice, slice]:
@@ -293,7 +300,7 @@ def _columns(x_PGTD: Float32[Tensor, "pairs groups tokens head"]) -> Float64[Ten
 def _weights(at: _Block, q_grid: Tensor, k_grid: Tensor, bits: int) -> Float32[Tensor, "here rows keys"]:
     """Return e, of so many bits; 0 of what is not seen."""
     scores = (at.rows(q_grid) @ k_grid[at.keys].mT).float()
-    at.by_group(scores).masked_fill_(~at.are_seen, -torch.inf)
+    at.by_group(scores).add_(at.mask)
     scores.sub_(scores.amax(-1, keepdim=True)).mul_(LOG2_E)
     large = 1.5 * 2.0 ** (23 - bits)
     return exp2_(scores).add_(large).sub_(large)

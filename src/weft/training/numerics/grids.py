@@ -20,7 +20,8 @@ from weft.codec.exact import grid_bits
 
 MOST_BITS = 22  # of a product's numbers, without the sign: fp32 rounds to so many by one addition
 SUM_BITS = 30
-PIECE = 1 << 16  # numbers: what is made of them on the way fits a core's second-level cache
+PIECE = 1 << 16  # numbers that are computed at a time: what is made of them on the way fits a core's second-level cache
+OF_PRODUCTS = 4  # times as many, where most of the time goes into products
 
 _FLOAT_BITS, _DOUBLE_BITS = 23, 52  # that a float32 and a float64 have behind the point
 _INFINITE, _INFINITE64 = 0xFF, 0x7FF  # exponents
@@ -44,26 +45,37 @@ def step_of(x: Float32[Tensor, "*dims"], dim: int, num: int | None = None) -> Fl
     Args:
         num: of products that are added; None: as long as a row is.
     """
-    most = torch.maximum(x.amax(dim, keepdim=True), x.amin(dim, keepdim=True).neg_())
+    most = x.abs().amax(dim, keepdim=True)
     exponent = most.view(torch.int32).bitwise_and_(_INFINITE << _FLOAT_BITS)
     less = product_bits(num or x.shape[dim]) - 1
     return exponent.sub_(less << _FLOAT_BITS).clamp_(min=1 << _FLOAT_BITS).view(torch.float32)
 
 
+def large_of(step: Float32[Tensor, "*ones"]) -> Float32[Tensor, "*ones"]:
+    """Return what rounds a number to whole steps where it is added and taken away: of numbers so large, fp32 holds
+    whole steps and nothing between."""
+    return step * _WHOLE
+
+
 def on_grid(x: Float32[Tensor, "*dims"], step: Float32[Tensor, "*ones"]) -> Float64[Tensor, "*dims"]:
     """Return x rounded to whole steps, ties to even."""
-    large = step * _WHOLE  # of numbers so large, fp32 holds whole steps and nothing between
+    large = large_of(step)
     return torch.add(x, large).sub_(large).double()
 
 
 def in_steps(x: Float32[Tensor, "*dims"], step: Float32[Tensor, "*ones"]) -> Float64[Tensor, "*dims"]:
     """Return how many steps x is, rounded alike."""
-    return torch.mul(x, torch.div(_ONE, step)).round_().double()
+    return torch.mul(x, inverse(step)).round_().double()
 
 
 def gridded(x: Float32[Tensor, "*dims"], dim: int, num: int | None = None) -> Float64[Tensor, "*dims"]:
     """Return x on the grids of its rows along `dim`; `num` as of `step_of`."""
     return on_grid(x, step_of(x, dim, num))
+
+
+def inverse(step: Float32[Tensor, "*ones"]) -> Float32[Tensor, "*ones"]:
+    """Return 1 by a power of two."""
+    return torch.div(_ONE, step)
 
 
 class Room:
@@ -73,25 +85,25 @@ class Room:
     def __init__(self, num: int, width: int) -> None:
         self._single, self._double = torch.empty(num, width), torch.empty(num, width, dtype=torch.float64)
 
-    def on_grid(self, x: Float32[Tensor, "n width"], step: Float32[Tensor, "*ones"]) -> Float64[Tensor, "n width"]:
-        """As `on_grid`, until the next."""
-        large, single = step * _WHOLE, self._single[: len(x)]
-        return self._double[: len(x)].copy_(torch.add(x, large, out=single).sub_(large))
+    def on_grid(self, x: Float32[Tensor, "n width"], large: Float32[Tensor, "*ones"]) -> Float64[Tensor, "n width"]:
+        """As `on_grid`, until the next. `large` is `large_of` the step."""
+        single = torch.add(x, large, out=self._single[: len(x)])
+        return self._double[: len(x)].copy_(single.sub_(large))
 
-    def in_steps(self, x: Float32[Tensor, "n width"], step: Float32[Tensor, "n one"]) -> Float64[Tensor, "n width"]:
-        """As `in_steps`, until the next."""
-        single = torch.mul(x, torch.div(_ONE, step), out=self._single[: len(x)])
+    def in_steps(self, x: Float32[Tensor, "n width"], per_step: Float32[Tensor, "n one"]) -> Float64[Tensor, "n width"]:
+        """As `in_steps`, until the next. `per_step` is 1 by the step."""
+        single = torch.mul(x, per_step, out=self._single[: len(x)])
         return self._double[: len(x)].copy_(single.round_())
 
 
 def product(a: Float32[Tensor, "n k"], b: Float32[Tensor, "m k"]) -> Float32[Tensor, "n m"]:
     """Return a b^T, rounded once, of rows on their grids."""
     (num, width), num_out = a.shape, len(b)
-    step, right, found = step_of(a, 1), gridded(b, 1).t(), torch.empty(num, num_out)
-    size = at_a_time(num, width + num_out)
+    large, right, found = large_of(step_of(a, 1)), gridded(b, 1).t(), torch.empty(num, num_out)
+    size = at_a_time(num, (width + num_out) // OF_PRODUCTS)
     room, sums = Room(size, width), torch.empty(size, num_out, dtype=torch.float64)
     for here in pieces(num, size):
-        found[here] = torch.mm(room.on_grid(a[here], step[here]), right, out=sums[: here.stop - here.start])
+        found[here] = torch.mm(room.on_grid(a[here], large[here]), right, out=sums[: here.stop - here.start])
     return found
 
 
@@ -108,7 +120,7 @@ def shared(
 
 def at_a_time(num: int, width: int) -> int:
     """Return how many of so many rows are computed at a time."""
-    return min(num, max(PIECE // width, 1))
+    return min(num, max(PIECE // max(width, 1), 1))
 
 
 def pieces(num: int, size: int) -> Iterator[slice]:
@@ -124,7 +136,7 @@ def on_sums(x: Float32[Tensor, "*dims"], dim: int) -> Float64[Tensor, "*dims"]:
     """Return x on the grid of its sums along `dim`: of 30 bits relative to the largest; of fewer, where more than 2^23
     are added."""
     bits = min(SUM_BITS, _DOUBLE_BITS + 1 - (x.shape[dim] - 1).bit_length())
-    most = torch.maximum(x.amax(dim, keepdim=True), x.amin(dim, keepdim=True).neg_()).double()
+    most = x.abs().amax(dim, keepdim=True).double()
     field = most.view(torch.int64).bitwise_and_(_INFINITE64 << _DOUBLE_BITS)
     field.add_(((_DOUBLE_BITS + 1 - bits) << _DOUBLE_BITS) + _HALF64)
     round_by = field.view(torch.float64)

@@ -60,8 +60,8 @@ def test_rows_of_one_place_are_added_in_any_order() -> None:
 # --- gradients ---
 
 
-def mixed(q: Tensor, k: Tensor, v: Tensor, are_seen: functions.Seen) -> Tensor:
-    return scaled_dot_product_attention(q, k, v, attn_mask=are_seen.mask[:, None], enable_gqa=True)
+def mixed(q: Tensor, k: Tensor, v: Tensor, looks: functions.Seen) -> Tensor:
+    return scaled_dot_product_attention(q, k, v, attn_mask=looks.mask[:, None], enable_gqa=True)
 
 
 NUM = 100  # tokens: more than are computed at a time
