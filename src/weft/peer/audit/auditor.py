@@ -233,7 +233,8 @@ class Auditor:
     async def _compared(self, audit: Audit, before: dict[str, Tensor], mine: dict[str, Tensor]) -> Found:
         serve, trust = self._context.compute.serve, self._replica.run.trust
         assert isinstance(trust, AuditedTrust)
-        name, salt = await serve(lambda: digest_of(state_index(mine))), rng.fresh_secret(SALT_NBYTES)
+        own, salt = await serve(lambda: state_index(mine)), rng.fresh_secret(SALT_NBYTES)
+        name = digest_of(own)
         sealed = digest(salt + bytes.fromhex(name) + bytes.fromhex(self._context.node.peer))
         request = AuditSealed(work=audit.name, ticket=audit.ticket, seal=sealed)
         opened = await self._context.node.call(PeerId(audit.work.peer), request, AuditOpened, deadline_s=CALL_S)
@@ -241,14 +242,15 @@ class Auditor:
         if digest_of(index) == name:
             return Found("equal")
         theirs = await self._pulled(audit, index)
-        apart = await serve(lambda: {each: distance(before[each], mine[each], theirs[each]) for each in mine})
+        unequal = [each for each in mine if _vector(index, each).chunks != _vector(own, each).chunks]
+        apart = await serve(lambda: {each: distance(before[each], mine[each], theirs[each]) for each in unequal})
         most = {LOCAL: threshold(trust.numerics, audit.link.num_steps)}
         others = threshold_of_moments(trust.numerics, audit.link.num_steps)
         wrong = [each for each, far in apart.items() if not far <= most.get(each, others)]
         if wrong:
             what = "parameters" if wrong == [LOCAL] else f"numbers ({', '.join(wrong)})"
             return Found("differs", f"it came to other {what} by these training steps", max(apart.values()))
-        return Found("equal", distance=apart[LOCAL])
+        return Found("equal", distance=apart.get(LOCAL, 0.0))
 
     def _check_claim(self, work: Work) -> None:
         """Check that what is claimed is as much as so many steps of these leases take."""

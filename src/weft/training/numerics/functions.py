@@ -69,13 +69,14 @@ class Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         # dx = dy W,  dW = dy^T x: dy is on the grids of its rows in both, so x takes their steps in the second
         x, weight = ctx.saved_tensors
-        (num, width), step = grad.shape, step_of(grad, 1, max(grad.shape))
+        (num, width), num_in = grad.shape, x.shape[1]
+        size = at_a_time(num, (width + num_in) // OF_PRODUCTS)
+        of_grad, of_x, sums = Room(size, width), Room(size, num_in), torch.empty(size, num_in, dtype=torch.float64)
+        step = of_grad.step_of(grad, max(grad.shape))
         share, most = shared(step)
         right, scaled = gridded(weight, 0), x * share
         large, per_step, step = large_of(step_of(scaled, 0)), inverse(step), step.double()
         found, of_weight = torch.empty_like(x), torch.zeros(weight.shape, dtype=torch.float64)
-        size = at_a_time(num, (width + x.shape[1]) // OF_PRODUCTS)
-        of_grad, of_x, sums = Room(size, width), Room(size, x.shape[1]), right.new_empty(size, x.shape[1])
         for here in pieces(num, size):
             whole = of_grad.in_steps(grad[here], per_step[here])
             found[here] = torch.mm(whole, right, out=sums[: len(whole)]).mul_(step[here])

@@ -45,9 +45,12 @@ def step_of(x: Float32[Tensor, "*dims"], dim: int, num: int | None = None) -> Fl
     Args:
         num: of products that are added; None: as long as a row is.
     """
-    most = x.abs().amax(dim, keepdim=True)
+    return _step_above(x.abs().amax(dim, keepdim=True), num or x.shape[dim])
+
+
+def _step_above(most: Float32[Tensor, "*ones"], num: int) -> Float32[Tensor, "*ones"]:
     exponent = most.view(torch.int32).bitwise_and_(_INFINITE << _FLOAT_BITS)
-    less = product_bits(num or x.shape[dim]) - 1
+    less = product_bits(num) - 1
     return exponent.sub_(less << _FLOAT_BITS).clamp_(min=1 << _FLOAT_BITS).view(torch.float32)
 
 
@@ -85,6 +88,14 @@ class Room:
     def __init__(self, num: int, width: int) -> None:
         self._single, self._double = torch.empty(num, width), torch.empty(num, width, dtype=torch.float64)
 
+    def step_of(self, x: Float32[Tensor, "rows width"], num: int) -> Float32[Tensor, "rows one"]:
+        """As `step_of` of rows, of which there may be more than room."""
+        most = torch.empty(len(x), 1)
+        for here in pieces(len(x), len(self._single)):
+            single = torch.abs(x[here], out=self._single[: here.stop - here.start])
+            torch.amax(single, 1, keepdim=True, out=most[here])
+        return _step_above(most, num)
+
     def on_grid(self, x: Float32[Tensor, "n width"], large: Float32[Tensor, "*ones"]) -> Float64[Tensor, "n width"]:
         """As `on_grid`, until the next. `large` is `large_of` the step."""
         single = torch.add(x, large, out=self._single[: len(x)])
@@ -99,11 +110,11 @@ class Room:
 def product(a: Float32[Tensor, "n k"], b: Float32[Tensor, "m k"]) -> Float32[Tensor, "n m"]:
     """Return a b^T, rounded once, of rows on their grids."""
     (num, width), num_out = a.shape, len(b)
-    large, right, found = large_of(step_of(a, 1)), gridded(b, 1).t(), torch.empty(num, num_out)
-    size = at_a_time(num, (width + num_out) // OF_PRODUCTS)
+    right, found, size = gridded(b, 1).t(), torch.empty(num, num_out), at_a_time(num, (width + num_out) // OF_PRODUCTS)
     room, sums = Room(size, width), torch.empty(size, num_out, dtype=torch.float64)
     for here in pieces(num, size):
-        found[here] = torch.mm(room.on_grid(a[here], large[here]), right, out=sums[: here.stop - here.start])
+        large = large_of(room.step_of(a[here], width))
+        found[here] = torch.mm(room.on_grid(a[here], large), right, out=sums[: here.stop - here.start])
     return found
 
 
