@@ -256,15 +256,7 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
         run.num_parameters,
         _ASSUMED_PEERS,
         num_rounds=-(-run.train.tokens // (run.quota * run.train.seq_len)),  # alone; with others there are fewer
-        activations=cost.activation_nbytes(
-            decoder(run.model),
-            micro_batch,
-            run.train.seq_len,
-            is_half=device.precision != "fp32",
-            has_recompute=peer.has_recompute,
-            has_rows=run.data.has_rows,
-            num_thinned=thinned(run.model),
-        ),
+        activations=_activation_nbytes(run, peer, device, micro_batch),
     )
     numbers = base_numbers(run, peer, device)
     needed = with_base(by_place(memory, device), run.model, whole(run.model), numbers, device)
@@ -274,6 +266,23 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
     if run.reward is not UNSET:
         needed = _with(needed, answer_memory(run.model, device.torch, run.train.seq_len), device)
     return with_texts(needed, run.model, whole(run.model), BY_DEFAULT, device, peer.serve_nbytes)
+
+
+def _activation_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch: int) -> int:
+    shape, seq_len, has_rows = decoder(run.model), run.train.seq_len, run.data.has_rows
+    if is_exact(run):
+        return cost.exact_activation_nbytes(
+            shape, micro_batch, seq_len, has_recompute=peer.has_recompute, has_rows=has_rows
+        )
+    return cost.activation_nbytes(
+        shape,
+        micro_batch,
+        seq_len,
+        is_half=device.precision != "fp32",
+        has_recompute=peer.has_recompute,
+        has_rows=has_rows,
+        num_thinned=thinned(run.model),
+    )
 
 
 def base_numbers(run: RunConfig, peer: PeerConfig, device: Device) -> Numbers:
