@@ -12,6 +12,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from msgspec.structs import replace
@@ -31,7 +32,7 @@ SHAPES = {  # batch, tokens, steps of a turn
     "the demo's": (4, 128, 40),
     "width 256": (4, 256, 8),
 }
-COMMON = {"vocab_size": 257, "has_qk_norm": True, "is_tied": True}
+COMMON: dict[str, Any] = {"vocab_size": 257, "has_qk_norm": True, "is_tied": True}
 MODELS = {
     "the demo's": ModelConfig(
         num_layers=2, num_heads=4, num_kv_heads=4, width=128, ffn_width=344, max_seq_len=128, **COMMON

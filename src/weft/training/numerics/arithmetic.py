@@ -42,13 +42,14 @@ def arithmetic_of(run: RunConfig) -> Arithmetic:
 class Fast:
     """Whatever torch has that is fast: last bits depend on the processor and the threads."""
 
-    objective = None
+    objective: Objective | None = None
 
     def optimizer(self, config: OptimizerConfig, model: FlatModel) -> InnerOptimizer:
         return inner.build(config, model)
 
     def norm(self, gradient: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(gradient)
+        length: Tensor = torch.linalg.vector_norm(gradient)
+        return length
 
     def pull(self, gradient: Tensor, vector: Tensor, center: Tensor, strength: float) -> None:
         gradient.add_(vector, alpha=strength).sub_(center, alpha=strength)
@@ -70,7 +71,7 @@ class Exact:
 
     def pull(self, gradient: Tensor, vector: Tensor, center: Tensor, strength: float) -> None:
         strength = fp32(strength)
-        for g, x, c in zip(*(each.split(CHUNK) for each in (gradient, vector, center)), strict=True):
+        for g, x, c in zip(*(torch.split(each, CHUNK) for each in (gradient, vector, center)), strict=True):
             g.add_(torch.sub(x, c).mul_(strength))
 
 

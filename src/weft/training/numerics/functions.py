@@ -265,7 +265,7 @@ class _Block:
         return x[self.queries].flatten(1, 2)
 
     def by_group(self, x: Float[Tensor, "here rows width"]) -> Float[Tensor, "here groups tokens width"]:
-        return x.unflatten(1, (-1, self.tokens.stop - self.tokens.start))
+        return x.view(len(x), -1, self.tokens.stop - self.tokens.start, x.shape[-1])
 
 
 def _blocks(q_PGTD: Tensor, seen: Seen) -> Iterator[_Block]:

@@ -173,7 +173,7 @@ MOST_POWER = 126.0
 
 def exp2_(x: Float32[Tensor, "*dims"]) -> Float32[Tensor, "*dims"]:
     """Make of contiguous x, at most `MOST_POWER`, 2^x in place, and return it; 0 where that is 2^-126 or less."""
-    for y in x.view(-1).split(PIECE):
+    for y in torch.split(x.view(-1), PIECE):
         torch.threshold_(y, _LEAST_POWER, _NO_POWER)
         whole = y.round()
         y.sub_(whole)
