@@ -272,15 +272,15 @@ def activation_nbytes(
 
 
 # Of exact numbers: tokens whose queries are computed at a time, and what pieces of products are put into.
-_EXACT_TOKENS, _EXACT_ROOM_NBYTES = 64, 14 << 18
+_EXACT_TOKENS, _EXACT_ROOM_NBYTES = 64, 24 << 18
 
 
 def exact_activation_nbytes(
     decoder: Decoder, micro_batch: int, seq_len: int, *, has_recompute: bool = False, has_rows: bool = False
 ) -> int:
-    """Return at least the bytes of tensors alive at the peak of one micro-batch in exact numbers (training/numerics).
+    """Return the bytes of tensors alive at the peak of one micro-batch in exact numbers, or some more.
 
-    Of a token and layer, in fp32: normed input and output of two norms 4 C; queries, what they mix and its copy 3 Q;
+    Counted from what training/numerics keeps. Of a token and layer, in fp32: normed input and output of two norms 4 C; queries, what they mix and its copy 3 Q;
     keys and values 2 K; SwiGLU 4 F; and the weights of attention, half a row for each head. A matrix and its gradient
     are 8 bytes a number meanwhile, and 4 more.
     """
