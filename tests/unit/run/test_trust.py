@@ -17,7 +17,7 @@ from weft.run.machine import PeerConfig
 from weft.run.trust import AuditedTrust, RecordedTrust
 from weft.sync.method.choices import MuonConfig
 from weft.sync.records.charter import AuditTerms
-from weft.training.device import as_audited, check_fits, choose
+from weft.training.device import Device, as_audited, check_fits, choose
 
 AUDITED = {"trust": {"type": "audited"}}
 
@@ -147,6 +147,8 @@ def test_exact_numbers_are_computed_on_a_cpu_and_the_machine_is_told_so() -> Non
     for settings, name in (({"device": "cuda"}, "device"), ({"precision": "bf16"}, "precision")):
         with pytest.raises(ConfigError, match=f"^{name}: .* Set {name} to"):
             as_audited(run, PeerConfig(**settings))
+    gpu = Device(torch.device("cuda"), "fp32", "a GPU, which a machine's settings would choose")
+    assert check_fits(run, PeerConfig(), gpu) == run.train.batch_size
 
 
 def test_a_trainer_of_such_a_run_takes_all_samples_at_a_time() -> None:
