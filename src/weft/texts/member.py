@@ -24,10 +24,10 @@ from typing import Any
 
 from weft.clock import Clock
 from weft.engine.draw import Drawn
+from weft.engine.scheduling.budget import GRAIN, Budget
 from weft.engine.scheduling.guess import MAX_GUESSED
-from weft.engine.scheduling.pace import Pace
+from weft.engine.scheduling.pace import Pace, pairs_of
 from weft.engine.scheduling.pages import PAGE, PagePool, num_pages
-from weft.engine.scheduling.schedule import num_readable
 from weft.engine.scheduling.shares import by_turns, longest_ago, most_held, pages_held, who_yields, youngest
 from weft.errors import NetError, PeerError, Refused, WeftError
 from weft.ids import PeerId
@@ -111,7 +111,7 @@ class Member:
         self._next, self._near = (stage + 1) % num_stages, Nearness(link, clock)
         self._has_guesses, self._has_receipts = has_guesses and section.is_first, has_receipts
         self._texts: dict[bytes, HeldText] = {}
-        self._num_since_read = self._num_steps = 0
+        self._num_steps = 0
         self._outbox: dict[PeerId, list[RowsOfText]] = {}
         self._due = asyncio.Event()
         self._tasks = Tasks()
@@ -425,18 +425,19 @@ class Member:
                 left -= num
         reading = [text for text in waiting if not text.is_drawing]
         reading = longest_ago(reading, _asker_of, attrgetter("read_at"), self._texts.values())
-        left = num_readable(self._pace, MAX_ROWS - left, self._num_since_read) if reading else 0
-        self._num_since_read += 1
+        budget = Budget(self._pace, MAX_ROWS - left)
         for text in reading:
-            num = self._piece(text, min(left, MAX_PIECE))
-            if num and self._grow(text, text.sequence.num_computed + num):
+            start = text.sequence.num_computed
+            num = self._piece(text, min(budget.readable(start), MAX_PIECE))
+            if num and self._grow(text, start + num):
                 planned.append((text, num))
-                left, text.read_at, self._num_since_read = left - num, self._num_steps, 0
+                budget.take(start, num)
+                text.read_at = self._num_steps
         self._num_steps += 1
         return [(text, self._work(text, num)) for text, num in planned if self._texts.get(text.id) is text]
 
     def _piece(self, text: HeldText, most: int) -> int:
-        """Return how many tokens of a text are read in a step: up to a page's end, or all."""
+        """Return how many tokens of a text are read in a step: up to a multiple of `GRAIN`, or all."""
         start = text.sequence.num_computed
         stop = text.sequence.num_taken
         if self._section.is_last:  # where drawing looks at the tokens before, one is drawn in a step
@@ -444,7 +445,7 @@ class Member:
             stop = min(stop, max(text.sequence.send_from, start) + num_draws)
         if stop - start <= most:
             return stop - start
-        return max(0, (start + most) // PAGE * PAGE - start)
+        return max(0, (start + most) // GRAIN * GRAIN - start)
 
     def _grow(self, text: HeldText, num: int) -> bool:
         """Have pages for `num` tokens of a text; where there are none, who holds most gives some up, if need be this
@@ -502,7 +503,8 @@ class Member:
         nums = [work.num for _, work in works]
         num_rows = sum(num for num in nums if num <= 1 + MAX_GUESSED)
         if self._num_graphs == num_graphs:
-            self._pace.note(num_rows, sum(nums) - num_rows, self._clock.now() - began)
+            pairs = sum(pairs_of(work.start, work.num) for _, work in works if work.num > 1 + MAX_GUESSED)
+            self._pace.note(num_rows, sum(nums) - num_rows, self._clock.now() - began, pairs)
         for (text, work), chain, done in zip(works, chains, found, strict=True):
             self._done(text, work, chain, done)
         for peer in {text.opened.inward for text, _ in works}:
