@@ -5,7 +5,8 @@
     the first token             all pieces of a prompt one after the other
     a token of a ring           S steps, S hops, (S - 1) n x / bps
 
-    L layers; c tokens that each text looks at, in whole pages; s that lie before a piece; x bytes of a token between two stages
+    L layers; c tokens that each text looks at, in whole pages; s that lie before a piece
+    x bytes of a token between two stages
     layer, head, draw, look, read_look    timed (`Timed`); `look` is of a token more that is looked at, in one layer
 
 What bounds a step is the largest of its parts: weights that are read from memory, or arithmetic (Williams et al.,
