@@ -16,7 +16,7 @@ from weft.net.ticket import issue
 TAKE_ONE = [
     *(("join", "--yes", *LOCAL), ("anchor",), ("gather",), ("watch",), ("status",), ("inspect",)),
     ("serve", "--port", "0"),
-    ("doctor",),
+    pytest.param(("doctor",), marks=pytest.mark.full),
 ]
 NOBODY = "4cb5abf6"  # whom `a_ticket` names, and who is not there
 
