@@ -186,7 +186,7 @@ def _tree(message: Message, number: int, vocabulary: Vocabulary) -> Tree:
                 "type": "function",
                 "function": {
                     "name": vocabulary.guarded(call.function.name),
-                    "arguments": vocabulary.guarded_tree(_arguments(call.function.arguments, number, place)),
+                    "arguments": _arguments(call.function.arguments, number, place, vocabulary),
                 },
             }
             for place, call in enumerate(message.tool_calls)
@@ -194,12 +194,14 @@ def _tree(message: Message, number: int, vocabulary: Vocabulary) -> Tree:
     return tree
 
 
-def _arguments(text: str, number: int, place: int) -> Any:
+def _arguments(text: str, number: int, place: int, vocabulary: Vocabulary) -> Any:
+    param = f"messages[{number}].tool_calls[{place}].function.arguments"
     try:
-        return json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        param = f"messages[{number}].tool_calls[{place}].function.arguments"
+        return vocabulary.guarded_tree(json.loads(text or "{}"))
+    except ValueError:
         raise wrong(f"{param}: no JSON.", param) from None
+    except RecursionError:
+        raise wrong(f"{param}: nested too deep. Make it flatter.", param) from None
 
 
 def _with_system(trees: list[Tree], text: str) -> list[Tree]:
