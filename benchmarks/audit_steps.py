@@ -31,8 +31,8 @@ from weft.config import from_tree
 from weft.data.batch import Batches
 from weft.peer.audit.auditor import distance
 from weft.peer.audit.steps import LOCAL, state_of
-from weft.run.config import RunConfig
-from weft.run.genesis import RunFile, initial, seal
+from weft.run.config import RunConfig, RunFile
+from weft.run.genesis import initial, seal
 from weft.run.machine import PeerConfig
 from weft.store.home import Home
 from weft.training.trainer import Trainer
@@ -68,7 +68,7 @@ class Case(NamedTuple):
 class Peer:
     """Makes single steps of a run."""
 
-    def __init__(self, run: RunConfig, home: Home, outer: Tensor, threads: int, precision: str) -> None:
+    def __init__(self, run: RunConfig, home: Home, outer: Tensor, threads: int, precision: Numerics) -> None:
         batches = Batches(home.shards, run.data, "train", SEQ, 0)
         peer = PeerConfig(device="cpu", threads=threads, precision=precision)
         self.trainer = Trainer(run, peer, batches, lambda _event: None, SystemClock())
@@ -124,9 +124,9 @@ def sealed(folder: Path, size: str, seed: int, numerics: Numerics, lr: float = L
     return run, home, outer
 
 
-def cases(folder: Path, size: str, numerics: Numerics) -> Iterator[Case]:
-    """Yield states of honest runs."""
-    for seed in range(SIZES[size][2]):
+def cases(folder: Path, size: str, numerics: Numerics, first: int) -> Iterator[Case]:
+    """Yield states of honest runs, of seeds from `first` on."""
+    for seed in range(first, first + SIZES[size][2]):
         peer = Peer(*sealed(folder, size, seed, numerics), AUDITOR_THREADS, numerics)
         made = 0
         for place in PLACES:
@@ -191,7 +191,8 @@ def moved(case: Case, after: State, by: Callable[[Tensor, Tensor], Tensor]) -> S
 
 def noise(share: float, step: Tensor, _before: Tensor) -> Tensor:
     drawn = torch.from_numpy(rng.stream(0, "noise").standard_normal(len(step), np.float32))
-    return (0.0 if share == 1 else 1.0) * step + share * step.norm() / drawn.norm() * drawn
+    found: Tensor = (0.0 if share == 1 else 1.0) * step + share * step.norm() / drawn.norm() * drawn
+    return found
 
 
 def cheats(
@@ -226,13 +227,13 @@ def at_rate(run: RunConfig, lr: float) -> RunConfig:
 # --- the tables ---
 
 
-def play(text: Path, sizes: list[str]) -> Iterator[Found]:
+def play(text: Path, sizes: list[str], first: int) -> Iterator[Found]:
     torch.set_num_threads(AUDITOR_THREADS)
     for numerics, size in product(NUMERICS, sizes):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "text.txt").write_text(text.read_text("utf-8"), "utf-8")
-            all_cases, mines = list(cases(folder, size, numerics)), list[State]()
+            all_cases, mines = list(cases(folder, size, numerics, first)), list[State]()
             for number, case in enumerate(all_cases):
                 torch.save(tuple(case), folder / f"case-{number:03}.pt")
                 honest = Peer(*sealed(folder, size, case.seed, numerics), AUDITOR_THREADS, numerics)
@@ -273,6 +274,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--text", type=Path, help="that is trained on")
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--seed", type=int, default=0, help="the first of the runs' seeds")
     parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
@@ -281,7 +283,7 @@ def main() -> None:
         return
     if options.text is None:
         parser.error("give the text that is trained on: --text FILE")
-    everything, sections = list(play(options.text, options.sizes)), list[str]()
+    everything, sections = list(play(options.text, options.sizes, options.seed)), list[str]()
     for numerics in NUMERICS:
         some = [each for each in everything if each.numerics == numerics]
         most = threshold(numerics, 1), threshold_of_moments(numerics, 1)

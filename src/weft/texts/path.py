@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from weft.engine.scheduling.schedule import MAX_SLOWDOWN
+from weft.engine.scheduling.budget import MAX_SLOWDOWN
 from weft.ids import PeerId, short
 from weft.pipeline.routing import Failure
 from weft.rng import order_key
