@@ -20,7 +20,7 @@ Failure:
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, isfinite
 
 import torch
@@ -30,8 +30,20 @@ from torch import Tensor
 from weft import rng
 from weft.errors import CheckpointError, DataError, NetError, NotFinite, OutOfMemory, PeerError, Refused, WireError
 from weft.ids import Digest, PeerId, Round
-from weft.ledger.tree import is_leaf
 from weft.peer.audit.heads import Head, Heads
+from weft.peer.audit.looking import (
+    Came,
+    Event,
+    Looking,
+    Made,
+    Measured,
+    Missing,
+    Opened,
+    Unable,
+    Untrue,
+    is_named,
+    step,
+)
 from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Found, Patience
 from weft.peer.audit.steps import ERROR, LOCAL, Away, named_error, repeat, shape_of
 from weft.peer.context import Context
@@ -84,6 +96,16 @@ class Unknown(Exception):
 
 class Differs(Exception):
     """It has named something that is not so."""
+
+
+@dataclass
+class _Shown:
+    """What one audit has come to."""
+
+    answer: AuditAnswer | None = None
+    before: dict[str, Tensor] = field(default_factory=dict)
+    mine: dict[str, Tensor] = field(default_factory=dict)
+    theirs: StateIndex | None = None
 
 
 class Auditor:
@@ -166,24 +188,45 @@ class Auditor:
 
     async def look(self, audit: Audit) -> Found | None:
         """Do an audit; None: it cannot be done here."""
-        peer, reason, answer = PeerId(audit.work.peer), "", None
+        looking, shown = Looking(), _Shown()
         patience = first = self._patience()
-        while not patience.is_over and self._has_vote(peer):
+        if not self._has_vote(PeerId(audit.work.peer)):
+            return None
+        while looking.phase != "ended":
             try:
-                if answer is None:
-                    self._check_claim(audit.work)
-                    answer = await self._asked(audit)
-                    patience = self._patience()  # what follows may be as slow as this machine's own line
-                return await self._look(audit, answer)
+                event = await self._act(audit, looking, shown)
             except Differs as error:
-                return Found("differs", str(error))
+                event = Untrue(str(error))
             except (Unknown, Away, OutOfMemory):
-                return None
+                event = Unable()
             except (NotShown, PeerError, NetError, Refused) as error:
-                reason = str(error)
-            await asyncio.sleep(ASK_AGAIN_S)
-            answer = None if first.is_over else answer
-        return Found("unanswered", reason) if self._has_vote(peer) else None
+                await asyncio.sleep(ASK_AGAIN_S)
+                event = Missing(str(error), self._has_vote(PeerId(audit.work.peer)), patience.is_over, first.is_over)
+                shown = _Shown(shown.answer)
+            if isinstance(event, Came):
+                patience = self._patience()  # what follows may be as slow as this machine's own line
+            looking = step(looking, event)
+        return looking.found
+
+    async def _act(self, audit: Audit, looking: Looking, shown: _Shown) -> Event:
+        match looking.phase:
+            case "asking":
+                self._check_claim(audit.work)
+                shown.answer = await self._asked(audit)
+                return Came()
+            case "making":
+                assert shown.answer is not None
+                shown.before, shown.mine = await self._made(audit, shown.answer)
+                return Made(await self._context.compute.serve(lambda: digest_of(state_index(shown.mine))))
+            case "opening":
+                assert looking.made is not None
+                shown.theirs = await self._opened(audit, looking.made)
+                return Opened(digest_of(shown.theirs))
+            case "comparing":
+                assert shown.theirs is not None
+                return Measured(await self._compared(audit, shown.before, shown.mine, shown.theirs))
+            case "ended":
+                raise AssertionError("an audit that has ended does nothing")
 
     def _patience(self) -> Patience:
         return Patience(self._rounds, self._context.clock)
@@ -197,7 +240,8 @@ class Auditor:
 
     # --- step by step ---
 
-    async def _look(self, audit: Audit, answer: AuditAnswer) -> Found:
+    async def _made(self, audit: Audit, answer: AuditAnswer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Check what the worker shows; return the state before the steps, and what this machine comes to by them."""
         work, link = audit.work, audit.link
         heads = [self._heads.known(Digest(segment.head)) for segment in work.segments]
         if any(head is None for head in heads):
@@ -210,8 +254,7 @@ class Auditor:
         if head is not known[-1]:
             outer = (await self._pulled(audit, _alone(head.outer)))[OUTER]
         state = await self._pulled(audit, await self._index(audit, answer.before, link.before, work))
-        mine = await self._repeated(audit, state, outer, head)
-        return await self._compared(audit, state, mine)
+        return state, await self._repeated(audit, state, outer, head)
 
     async def _repeated(self, audit: Audit, state: dict[str, Tensor], outer: Tensor, head: Head) -> dict[str, Tensor]:
         """Return the state that this machine comes to by the steps."""
@@ -230,16 +273,19 @@ class Auditor:
         except NotFinite as error:
             raise Differs(f"its state is none to go on from: {error}") from None
 
-    async def _compared(self, audit: Audit, before: dict[str, Tensor], mine: dict[str, Tensor]) -> Found:
-        serve, trust = self._context.compute.serve, self._replica.run.trust
-        assert isinstance(trust, AuditedTrust)
-        name, salt = await serve(lambda: digest_of(state_index(mine))), rng.fresh_secret(SALT_NBYTES)
-        sealed = digest(salt + bytes.fromhex(name) + bytes.fromhex(self._context.node.peer))
+    async def _opened(self, audit: Audit, made: Digest) -> StateIndex:
+        """Seal what this machine came to; return what the worker did."""
+        salt = rng.fresh_secret(SALT_NBYTES)
+        sealed = digest(salt + bytes.fromhex(made) + bytes.fromhex(self._context.node.peer))
         request = AuditSealed(work=audit.name, ticket=audit.ticket, seal=sealed)
         opened = await self._context.node.call(PeerId(audit.work.peer), request, AuditOpened, deadline_s=CALL_S)
-        index = await self._index(audit, opened.after, audit.link.before + 1, audit.work)
-        if digest_of(index) == name:
-            return Found("equal")
+        return await self._index(audit, opened.after, audit.link.before + 1, audit.work)
+
+    async def _compared(
+        self, audit: Audit, before: dict[str, Tensor], mine: dict[str, Tensor], index: StateIndex
+    ) -> Found:
+        serve, trust = self._context.compute.serve, self._replica.run.trust
+        assert isinstance(trust, AuditedTrust)
         theirs = await self._pulled(audit, index)
         apart = await serve(lambda: {each: distance(before[each], mine[each], theirs[each]) for each in mine})
         most = {LOCAL: threshold(trust.numerics, audit.link.num_steps)}
@@ -383,9 +429,7 @@ class Auditor:
         """Return the list of a state that the worker shows, which is the one of this number that the work has named."""
         if named is None:
             raise NotShown("it does not show a state that it has named")
-        place = named.path.index, named.path.count
-        is_it = place == (number, num_states(work.segments, self._trace_every))
-        if not is_it or not is_leaf(Digest(work.trace), bytes.fromhex(named.state), named.path):
+        if not is_named(Digest(work.trace), work.segments, self._trace_every, number, named):
             raise NotShown("it shows a state that it has not named")
         index = await self._listed(audit, Digest(named.state))
         if index.shape != self._shape:

@@ -19,6 +19,7 @@ from weft.ids import Digest, PeerId, Round
 from weft.net.messages import MAX_REASON_CHARS
 from weft.peer.audit.auditor import Audit, Auditor
 from weft.peer.audit.heads import Heads
+from weft.peer.audit.looking import is_heard, is_told
 from weft.peer.audit.merges import Merge, Merges
 from weft.peer.audit.outcome import ANSWER_ROUNDS, Found
 from weft.peer.audit.trace import Trace
@@ -35,8 +36,6 @@ from weft.training.trainer import Trainer
 from weft.verify.draw import Draw
 from weft.verify.suspicion import Suspicion
 from weft.wire import Signed, digest_of, seal
-
-MOST_FALSE = 3  # accusations of one member that this peer could not find true: it looks into no more
 
 
 @dataclass(frozen=True)
@@ -121,8 +120,8 @@ class Audits:
             self._heard(letter, finding)
 
     def _heard(self, letter: Signed, verdict: Finding) -> None:
-        by, me = letter.signer, self._context.node.peer
-        if self._taken is None or me in (by, verdict.peer) or self._num_false[by] >= MOST_FALSE:
+        about, me = PeerId(verdict.peer), self._context.node.peer
+        if self._taken is None or not is_heard(me, letter.signer, about, self._num_false):
             return
         if not self._taken.auditor.look_again(letter, verdict):
             self._taken.merges.look_again(letter, verdict)
@@ -157,7 +156,7 @@ class Audits:
         Args:
             work, before: as in `Finding`.
         """
-        if found.outcome == "equal":
+        if not is_told(found):
             if accuser is not None:
                 self._num_false[accuser] += 1
             return
