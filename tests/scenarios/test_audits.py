@@ -456,7 +456,7 @@ def killed_and_back(swarm: Swarm, begin: Callable[[bool], None]) -> None:
 def test_members_that_were_killed_do_the_audits_that_they_were_drawn_for(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=24, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=12, num_peers=4, learns=True)
     made, false = count(), list[OneLease]()
 
     def make_trainer(*given: Any) -> Trainer:
@@ -486,10 +486,11 @@ def test_members_that_were_killed_do_the_audits_that_they_were_drawn_for(
     assert {doubt.member for doubt in doubts(swarm, but="d")} == {swarm.member("d").id}
 
 
+@pytest.mark.full
 def test_members_that_were_killed_merge_again_the_parts_that_they_were_drawn_for(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=24, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=12, num_peers=4, learns=True)
     reply, is_false = RoundMerger._reply, [False]
 
     def lie(merger: RoundMerger, work: Any, mean: torch.Tensor) -> Any:
@@ -506,6 +507,7 @@ def test_members_that_were_killed_merge_again_the_parts_that_they_were_drawn_for
     assert "it has merged something else" in struck_out(swarm)
 
 
+@pytest.mark.full
 def test_who_was_killed_looks_at_some_as_often_as_before(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(method=METHODS[0], trust=AuditedTrust(audit_rate=0.1), num_rounds=16, num_peers=4, learns=True)
 
