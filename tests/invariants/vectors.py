@@ -79,7 +79,7 @@ from weft.sync.round.rules import Durable, leader
 from weft.sync.round.shares import claim_of
 from weft.texts.chain import chain_of, joined, key_of
 from weft.texts.messages import OpenSequence, RowsOfText, TextRows, TokenDrawn, drawn_how, id_of
-from weft.texts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, rows_digest, weights_digest
+from weft.texts.receipts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, rows_digest, weights_digest
 from weft.verify.draw import Draw, drawn
 
 Vector = dict[str, str]

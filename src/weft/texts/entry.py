@@ -60,9 +60,9 @@ from weft.texts.messages import (
 )
 from weft.texts.path import Course, Paths, Reserved
 from weft.texts.path import Wanted as Asked
+from weft.texts.receipts.witness import Kept, Witness
 from weft.texts.section import packed
 from weft.texts.sequence import Held
-from weft.texts.witness import Kept, Witness
 
 WAIT_S = 10.0  # for a stage that has nobody
 LOOK_S = 0.25  # between two looks for one

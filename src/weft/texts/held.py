@@ -14,7 +14,7 @@ from weft.pipeline.link import Parcel
 from weft.texts.guessed import Guessed
 from weft.texts.log import Strip
 from weft.texts.messages import OpenSequence
-from weft.texts.receipt import Signing
+from weft.texts.receipts.receipt import Signing
 from weft.texts.section import tokens_of
 from weft.texts.sequence import MAX_EARLY, Rows, Sequence
 

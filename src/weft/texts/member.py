@@ -59,7 +59,7 @@ from weft.texts.messages import (
     shared_out,
 )
 from weft.texts.near import Nearness, answer_how_near
-from weft.texts.receipt import Signing, header_of
+from weft.texts.receipts.receipt import Signing, header_of
 from weft.texts.section import Done, Draw, Section, Work, packed, tokens_of
 from weft.texts.sequence import Marks, Moved, Rows
 

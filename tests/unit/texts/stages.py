@@ -28,7 +28,7 @@ from weft.store.chunks import raw
 from weft.tasks import Inline
 from weft.texts.entry import Entry
 from weft.texts.member import Member, listen
-from weft.texts.receipt import weights_digest
+from weft.texts.receipts.receipt import weights_digest
 from weft.texts.section import Section
 
 RUN = RunId("cd" * 32)

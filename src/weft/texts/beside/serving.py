@@ -48,7 +48,7 @@ from weft.texts.beside.share import Beside, Watched, threads_beside
 from weft.texts.beside.versions import Take, is_due, taken
 from weft.texts.member import Member, listen
 from weft.texts.messages import SectionServed
-from weft.texts.receipt import weights_digest
+from weft.texts.receipts.receipt import weights_digest
 from weft.texts.section import Section, codec_of, kind_with
 from weft.training.device import choose, is_out_of_memory
 from weft.training.text_memory import LOG_SHARE

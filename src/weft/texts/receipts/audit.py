@@ -32,7 +32,7 @@ from weft.engine.draw import Drawing, margin
 from weft.engine.fingerprint import Floats, distance, fingerprint
 from weft.engine.scheduling.pages import num_pages
 from weft.errors import ConfigError, PayloadError
-from weft.texts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, row_digests, rows_digest
+from weft.texts.receipts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, row_digests, rows_digest
 from weft.texts.section import Section, Work, packed
 
 PIECE = 64  # rows computed at once
