@@ -26,8 +26,9 @@ from weft.texts import section
 from weft.texts.beside import share, versions
 from weft.texts.beside.serving import Serving
 from weft.texts.beside.share import Beside
-from weft.texts.entry import Entry, NoPath
+from weft.texts.entry import Entry
 from weft.texts.member import Member as TextMember
+from weft.texts.no_path import NoPath
 from weft.texts.section import Section
 
 PROMPT = (3, 1, 4, 1, 5)

@@ -122,7 +122,7 @@ class Forms:
             raise FormRefused(f"this schema cannot be held to: {_said(matcher.get_error())}")
         form = Form(matcher, wanted.ends, len(self._vocabulary), self._vocab_size, text)
         try:
-            begins = form.allowed().any()
+            begins = bool(form.allowed().any())
         except GrammarFault:
             begins = False
         if not begins:
@@ -156,7 +156,7 @@ class Forms:
 
     def _literal(self, text: str) -> str:
         """Return what stands for `text` in a grammar: a control token at its begin is that token."""
-        parts = []
+        parts = list[str]()
         while text:
             name = next((name for name in self._vocabulary.control if name and text.startswith(name)), None)
             if name is None:

@@ -21,8 +21,9 @@ from weft.model.flat import cut
 from weft.model.sections import sections
 from weft.pipeline.routing import Failure
 from weft.texts import entry, member
-from weft.texts.entry import ANYWAY_S, MOST_S, WAIT_S, NoPath, TextOfMembers
+from weft.texts.entry import ANYWAY_S, MOST_S, WAIT_S, TextOfMembers
 from weft.texts.member import Member
+from weft.texts.no_path import NoPath
 from weft.texts.section import Section
 
 PROMPT = text_of(70, 1)
