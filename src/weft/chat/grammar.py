@@ -19,7 +19,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from weft.chat.vocabulary import Vocabulary
-from weft.errors import WeftError
+from weft.errors import DataError, WeftError
 
 # Whitespace as people and programs write JSON; without a bound a model may write it for ever.
 _WHITESPACE = r"\x20|\n\x20{0,24}"
@@ -122,11 +122,9 @@ class Forms:
             raise FormRefused(f"this schema cannot be held to: {_said(matcher.get_error())}")
         form = Form(matcher, wanted.ends, len(self._vocabulary), self._vocab_size, text)
         try:
-            begins = bool(form.allowed().any())
+            form.allowed()
         except GrammarFault:
-            begins = False
-        if not begins:
-            raise FormRefused("this schema cannot be held to: no token of this model begins what it allows")
+            raise FormRefused("this schema cannot be held to: no token of the model begins what it allows") from None
         return form
 
     def warm(self) -> None:
@@ -193,7 +191,10 @@ class _Table:
 
     def __call__(self, text: bytes | str) -> list[int]:
         given = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return [int(each) for each in self._vocabulary.tokenizer.encode(given)]
+        try:
+            return [int(each) for each in self._vocabulary.tokenizer.encode(given)]
+        except DataError:  # it has no token for some of it, and llguidance none that goes on
+            return []
 
 
 class Form:
@@ -250,5 +251,7 @@ def _rule(name: str, schema: dict[str, Any], *, is_strict: bool) -> str:
 
 def _said(error: str) -> str:
     """Return a fault in one line, without llguidance's picture of the grammar."""
+    if error.startswith("NoExtensionBias"):
+        return "no token of the model goes on with it"
     line = re.split(r"\s+\d+ \| ", " ".join(error.split()))[0]
     return re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", line)[:300].rstrip(".")

@@ -14,7 +14,6 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.chat.grammar import GrammarFault
 from weft.codec.build import build
 from weft.codec.codec import Codec
 from weft.codec.config import Bf16Config
@@ -229,8 +228,6 @@ def _drawn(logits: Sequence[NDArray[np.float64]], work: Work) -> Done:
             is_complete = how.form is not None and how.form.is_complete_after(tokens)
             if is_complete or how.is_signed(place, one.token):
                 fingerprints[place] = fingerprint(here.astype(np.float32))
-        if how.form is not None and not drawn and not how.form.is_complete_after(tokens):
-            raise GrammarFault("No token of the model goes on with the answer's form.")
         return Done(drawn=tuple(drawn), fingerprints=fingerprints)
     except WeftError as error:
         return Done(failed=error)

@@ -5,18 +5,33 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
-from unit.texts.stages import FORMS, TOKENIZER, Served, drawn_by_the_whole, drawn_of, wanted
-from weft.chat.grammar import Calls, Form, FormWanted
+from unit.engine.test_step import CONFIG, CPU, vector_of
+from unit.texts.stages import FORMS, TOKENIZER, Served, drawn_by_the_whole, drawn_of, tokens_of, wanted
+from unit.texts.test_strangers import PROMPT as TOLD
+from unit.texts.test_strangers import heard, named, opening, word
+from weft.chat.grammar import Calls, Form, FormWanted, GrammarFault
 from weft.chat.vocabulary import Vocabulary
-from weft.engine.draw import Drawn
+from weft.engine.draw import Drawing, Drawn
 from weft.engine.engine import Wanted
-from weft.texts.member import Member
+from weft.engine.step import KeysAndValues
+from weft.errors import ConfigError, WireError
+from weft.texts import forms as reading
+from weft.texts import member as members
+from weft.texts import section
+from weft.texts.entry import TextOfMembers
+from weft.texts.messages import MAX_FORM_NBYTES, OpenSequence, ResumeSequence, RowsOfText, TextRows, drawn_how
+from weft.texts.no_path import NoPath
+from weft.texts.receipts.audit import Told, audit, tokens_told, verdict
+from weft.texts.section import packed
+from weft.wire import decode, encode
 
 END = TOKENIZER.end_of_text
 PROMPT = [int(each) for each in TOKENIZER.encode("what is it? ")]
 NAMES = {"enum": ["red", "green", "blue"]}
+NUMBER = {"type": "integer", "minimum": 0, "maximum": 99}
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -52,11 +67,6 @@ def text_of(drawn: list[Drawn]) -> str:
     return b"".join(Vocabulary(TOKENIZER).piece(each.token) for each in drawn).decode()
 
 
-def last_of(served: Served) -> Member:
-    (member,) = [each for each in served.members if served.peer(each) == served.path()[-1]]
-    return member
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"frequency": 0.3, "num_likeliest": 2}])
 def test_an_answer_of_a_form_is_that_of_one_machine(kind: str, options: dict[str, Any]) -> None:
@@ -90,8 +100,7 @@ def test_an_answer_of_a_form_goes_on_when_a_member_dies(kind: str, stage: int, n
     async def play() -> None:
         text = served.entry.begin(asked)
         found = [await anext(text) for _ in range(num)]
-        while not served.entry._under_way or not served.path():
-            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)  # it has a path, at least
         served.kill(stage)
         assert found + await drawn_of(text) == expected
         assert text.ended == "stop"
@@ -144,3 +153,232 @@ def test_guesses_of_an_answer_of_a_form_change_nothing_and_make_it_come_sooner()
 
         served.run(play)
     assert took_s[True] < took_s[False] / 1.5
+
+
+# --- who holds answers to forms ---
+
+
+def test_members_that_hold_answers_to_no_form_are_not_asked_for_one() -> None:
+    asked = of_form(KINDS["tool"])
+    (expected,) = drawn_by_the_whole(again(asked), kind="exact")
+    served = Served((1, 3), kind="exact", older=(1, 3))
+
+    async def play() -> None:
+        for _ in range(3):
+            text = served.entry.begin(again(asked))
+            assert await drawn_of(text) == expected
+            assert isinstance(text, TextOfMembers)
+            assert text.course.peers[1] == served.peer(served.members[2])
+        text = served.entry.begin(again(asked))
+        await anext(text)
+        served.kill(1)
+        with pytest.raises(NoPath, match=r"holds answers to a form .* older weft. Leave the form out"):
+            await drawn_of(text)
+
+    served.run(play)
+
+
+def test_where_no_member_holds_answers_to_forms_they_are_refused_at_once_and_others_are_drawn() -> None:
+    served = Served((1, 1), older=(1,))
+
+    async def play() -> None:
+        with pytest.raises(ConfigError, match=r"\(response_format, .*older weft. Leave the form out, or serve a check"):
+            served.entry.begin(of_form(KINDS["schema"]))
+        assert len(await tokens_of(served.entry.begin(wanted(PROMPT, 5)))) == 5
+
+    served.run(play)
+
+
+def test_what_no_member_can_be_told_of_is_refused_at_once() -> None:
+    served = Served((1, 1))
+    calls = msgspec.structs.replace(CALLS, tools={"x" * MAX_FORM_NBYTES: TOOL})
+
+    async def play() -> None:
+        with pytest.raises(ConfigError, match=r"at most 80 KiB, .* this one has 81. Shorten"):
+            served.entry.begin(of_form(FormWanted(calls=calls)))
+        with pytest.raises(ConfigError, match="forms that can be sent"):
+            served.entry.begin(Wanted("key", (1,), 3, constraint=object()))  # type: ignore[arg-type]
+
+    served.run(play)
+
+
+@pytest.mark.parametrize("token", [TOKENIZER.encode("!")[0], END])
+def test_who_draws_a_token_that_the_form_forbids_is_passed_over(token: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = of_form(KINDS["schema"])
+    (expected,) = drawn_by_the_whole(again(asked), kind="exact")
+    served = Served((1, 2), kind="exact")
+    lies = set[int]()
+    draw = section.draw
+
+    def drawn(logits: Any, drawing: Drawing, position: int, *args: Any) -> Drawn:
+        if position == len(PROMPT) + 8 and not lies:
+            lies.add(position)
+            return Drawn(int(token))
+        return draw(logits, drawing, position, *args)
+
+    monkeypatch.setattr(section, "draw", drawn)
+
+    async def play() -> None:
+        text = served.entry.begin(asked)
+        assert await drawn_of(text) == expected
+        assert isinstance(text, TextOfMembers)
+        (mend,) = text.course.mends
+        assert (mend.stage, mend.num_drawn, mend.why) == (1, 8, "no form")
+        assert lies
+
+    served.run(play)
+
+
+def test_a_form_that_a_member_alone_cannot_follow_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = of_form(KINDS["schema"])
+    (expected,) = drawn_by_the_whole(again(asked), kind="exact")
+    served = Served((1, 2), kind="exact")
+    failed = list[int]()
+    allowed_after = reading.Followed.allowed_after
+
+    def fails(self: reading.Followed, tokens: Any) -> Any:
+        if len(tokens) == 6 and not failed:
+            failed.append(6)
+            raise GrammarFault("too large a step.")
+        return allowed_after(self, tokens)
+
+    monkeypatch.setattr(reading.Followed, "allowed_after", fails)
+
+    async def play() -> None:
+        assert await drawn_of(served.entry.begin(asked)) == expected
+        assert failed
+
+    served.run(play)
+
+
+def test_a_form_that_no_token_of_the_model_goes_on_with_ends_the_answer_as_on_one_machine() -> None:
+    """Its tokenizer has no @, and the form has nothing else there."""
+    asked = of_form(FormWanted(schema={"type": "string", "pattern": "^[ab]{2}([@]|[$])$"}))
+    with pytest.raises(GrammarFault, match="no token of the model goes on with it") as expected:
+        drawn_by_the_whole(again(asked))
+    served = Served((1, 1))
+
+    async def play() -> None:
+        text = served.entry.begin(asked)
+        assert text_of([await anext(text) for _ in range(3)])[0] == '"'
+        with pytest.raises(GrammarFault) as found:
+            await drawn_of(text)
+        assert str(found.value) == str(expected.value)
+
+    served.run(play)
+
+
+# --- forms of strangers ---
+
+
+def formed(form: bytes, **changed: Any) -> dict[str, Any]:
+    return {"form": form, "drawing": drawn_how(Drawing()), "tokens": packed(TOLD), **changed}
+
+
+def test_a_form_that_is_none_is_refused_and_one_of_too_many_that_wait_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served((1, 1), num_strangers=1)
+    monkeypatch.setattr(reading, "MAX_READING", 0)
+    good = KINDS["schema"].to_json()
+
+    async def play() -> None:
+        (stranger,), (first, last) = served.strangers, served.members
+        assert await word(served, stranger, last, opening(stranger, last, **formed(good))) == "busy"
+        monkeypatch.setattr(reading, "MAX_READING", 16)
+        for number, bad in enumerate((b"", b"start: /a*/", b'{"schema": {"type": "strange"}}', b"[" * 50_000)):
+            call = opening(stranger, last, **formed(bad), **named(stranger, number))
+            assert await word(served, stranger, last, call) == "no form"
+        assert last.num_texts == 0
+        assert await word(served, stranger, last, opening(stranger, last, **formed(good))) == "held"
+        assert await word(served, stranger, first, opening(stranger, first, **formed(good))) == "no form"
+
+    served.run(play)
+
+
+def test_a_form_is_told_to_who_draws_with_the_text_so_far_and_has_a_bound() -> None:
+    served = Served((1,), num_strangers=1)
+    good = KINDS["schema"].to_json()
+
+    async def play() -> None:
+        (stranger,), (member,) = served.strangers, served.members
+        call = opening(stranger, member, **formed(good))
+        assert decode(encode(call), OpenSequence) == call
+        assert b"form" not in encode(opening(stranger, member))  # bytes of those without are as they were
+        for changed in ({"tokens": b""}, {"drawing": None, "tokens": b""}, {"form": b" " * (MAX_FORM_NBYTES + 1)}):
+            broken = opening(stranger, member, **formed(good))
+            for name, value in changed.items():
+                msgspec.structs.force_setattr(broken, name, value)
+            with pytest.raises(WireError):
+                decode(encode(broken), OpenSequence)
+
+    served.run(play)
+
+
+def test_tokens_that_are_not_of_the_form_that_a_stranger_tells_lose_that_text_alone() -> None:
+    served = Served((1,), num_strangers=1)
+    asked = of_form(KINDS["tool"])
+    (expected,) = drawn_by_the_whole(again(asked))
+
+    async def play() -> None:
+        (stranger,), (member,) = served.strangers, served.members
+        lost = heard(stranger)
+        call = opening(stranger, member, **formed(KINDS["schema"].to_json(), num_prompt=5))
+        assert await word(served, stranger, member, call) == "held"
+        peer, at = served.peer(member), {"sequence": call.sequence, "attempt": 0}
+        await stranger.post(peer, ResumeSequence(**at, stage=0, keep=0, send_from=len(TOLD) - 1))
+        rows = RowsOfText(**at, start=0, chain=call.chain[:16], data=packed(TOLD))
+        await stranger.post(peer, TextRows(stage=0, rows=(rows,)))
+        assert [each.token for each in await drawn_of(served.entry.begin(asked))] == [each.token for each in expected]
+        assert [each.why for each in lost] == ["no form"]
+        await asyncio.sleep(0.1)  # it is closed
+        assert member.num_texts == 0
+
+    served.run(play)
+
+
+def test_texts_with_forms_have_a_bound_of_their_own_and_who_has_most_gives_one_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(members, "MAX_FORMED", 4)
+    served = Served((1,), num_strangers=1)
+    asked = of_form(KINDS["tool"])
+    (expected,) = drawn_by_the_whole(again(asked))
+
+    async def play() -> None:
+        (stranger,), (member,) = served.strangers, served.members
+        for number in range(6):
+            call = opening(stranger, member, **formed(KINDS["schema"].to_json()), **named(stranger, number))
+            assert await word(served, stranger, member, call) == ("held" if number < 4 else "busy")
+        free = opening(stranger, member, **named(stranger, 9))
+        assert await word(served, stranger, member, free) == "held"
+        assert [each.token for each in await drawn_of(served.entry.begin(asked))] == [each.token for each in expected]
+
+    served.run(play)
+
+
+# --- audits ---
+
+
+def test_an_audit_draws_again_with_the_form_and_holds_no_honest_member_for_a_liar() -> None:
+    asked = of_form(KINDS["schema"])
+    form = again(asked).constraint
+    assert isinstance(form, Form)
+    served = Served((1,), kind="exact")
+
+    async def play() -> None:
+        tokens = [*PROMPT, *await tokens_of(served.entry.begin(asked))]
+        await asyncio.sleep(3)
+        (kept,) = served.entry.receipts.values()
+        assert kept[-1].receipt.stop == len(tokens) - 1
+        assert all(each.receipt.fingerprint for each in kept)
+        again_here = served.section(0, vector_of(CONFIG), KeysAndValues(CONFIG, 48, CPU, "exact"))
+        told = Told(packed(tokens), tokens_told(tokens, len(PROMPT)), asked.drawing, form, len(PROMPT))
+        for changed, expected in (
+            ({}, "honest"),
+            ({"form": None}, "cheating"),  # without the mask other tokens are drawn
+            ({"form": FORMS.made(KINDS["tool"])}, "cheating"),
+        ):
+            receipts = [each.receipt for each in kept]
+            found = audit(again_here, kept[0].header, receipts, replace(told, **changed))
+            assert verdict(found, None) == expected
+
+    served.run(play)

@@ -114,8 +114,8 @@ class _Row(NamedTuple):
 def audit(section: Section, header: ReceiptHeader, receipts: Sequence[Receipt], told: Told) -> list[Finding]:
     """Compute a stage's rows of a text again, and return what is to be said of each receipt.
 
-    Drawing with penalties looks at more than is told here: its tokens are not judged. Those of a form are, as far as all
-    before them are told.
+    Drawing with penalties looks at more than is told here: its tokens are not judged. Those of a form are, as far as
+    all before them are told.
 
     Args:
         section: with the weights and numbers that the header names; its pages are written to from the first on.
