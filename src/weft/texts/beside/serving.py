@@ -18,7 +18,9 @@ Failure:
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -46,7 +48,7 @@ from weft.run.host import num_cores
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.store.chunks import raw
-from weft.tasks import Compute, Inline, Tasks
+from weft.tasks import Compute, Tasks
 from weft.texts.beside.share import Beside, Watched, threads_beside
 from weft.texts.beside.versions import Take, is_due, taken
 from weft.texts.forms import FormReader
@@ -56,6 +58,8 @@ from weft.texts.receipts.receipt import weights_digest
 from weft.texts.section import Section, codec_of, kind_with
 from weft.training.device import choose, is_out_of_memory
 from weft.training.text_memory import LOG_SHARE
+
+T = TypeVar("T")
 
 EVERY = 8  # rounds of the first of several stages, at least: a stage that lags a few has the same ones
 MAX_COPIES = 2  # of a piece: ends wait for a tied matrix, or it for them
@@ -302,7 +306,11 @@ class Serving:
         except (ValueError, RuntimeError) as error:
             self._emit(Notice(text=f"this peer draws no answers of a form (response_format): {error}"))
             return None
-        return FormReader(forms, asyncio.to_thread if isinstance(self._clock, SystemClock) else Inline().serve)
+        return FormReader(forms, self._read)
+
+    async def _read(self, work: Callable[[], T]) -> T:
+        """Read what a stranger has sent: neither steps nor new weights wait for it, nor it for them."""
+        return await asyncio.to_thread(work) if isinstance(self._clock, SystemClock) else work()
 
     def _section(self, stage: int, served: _Served, vector: Tensor, table: Tensor | None) -> Section:
         cut, piece = self._cut, self._cut.pieces[stage]
