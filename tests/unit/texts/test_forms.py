@@ -20,10 +20,11 @@ from weft.engine.step import KeysAndValues
 from weft.errors import ConfigError, WireError
 from weft.texts import forms as reading
 from weft.texts import member as members
-from weft.texts import section
 from weft.texts.entry import TextOfMembers
+from weft.texts.held import HeldText
 from weft.texts.messages import MAX_FORM_NBYTES, OpenSequence, ResumeSequence, RowsOfText, TextRows, drawn_how
 from weft.texts.no_path import NoPath
+from weft.texts.outbox import Outbox
 from weft.texts.receipts.audit import Told, audit, tokens_told, verdict
 from weft.texts.section import packed
 from weft.wire import decode, encode
@@ -207,16 +208,15 @@ def test_who_draws_a_token_that_the_form_forbids_is_passed_over(token: int, monk
     asked = of_form(KINDS["schema"])
     (expected,) = drawn_by_the_whole(again(asked), kind="exact")
     served = Served((1, 2), kind="exact")
-    lies = set[int]()
-    draw = section.draw
+    lies, tell = set[int](), Outbox.tell
 
-    def drawn(logits: Any, drawing: Drawing, position: int, *args: Any) -> Drawn:
-        if position == len(PROMPT) + 8 and not lies:
-            lies.add(position)
-            return Drawn(int(token))
-        return draw(logits, drawing, position, *args)
+    def lie(self: Outbox, text: HeldText, place: int, drawn: Drawn) -> None:
+        if place == len(PROMPT) + 8 and not lies:
+            lies.add(place)
+            drawn = Drawn(int(token))
+        tell(self, text, place, drawn)
 
-    monkeypatch.setattr(section, "draw", drawn)
+    monkeypatch.setattr(Outbox, "tell", lie)
 
     async def play() -> None:
         text = served.entry.begin(asked)
