@@ -26,7 +26,8 @@ from weft.stages.holdings import MOVES
 from weft.texts import section
 from weft.texts.beside import serving, versions
 from weft.texts.beside.serving import Serving
-from weft.texts.entry import Entry, NoPath
+from weft.texts.entry import Entry
+from weft.texts.no_path import NoPath
 
 Copies = dict[tuple[int, int], torch.Tensor]  # of a piece after a round
 PROMPT = (3, 1, 4, 1, 5)

@@ -124,13 +124,23 @@ def draw(
     return Drawn(token, float(told[token]), tuple((int(each), float(told[each])) for each in best))
 
 
-def margin(logits: FloatArray, drawing: Drawing, position: int, token: int, counts: Counts | None = None) -> float:
-    """Return by how much a token would have had to score better to be drawn at `position`; 0.0 of the one that is.
+def margin(
+    logits: FloatArray,
+    drawing: Drawing,
+    position: int,
+    token: int,
+    counts: Counts | None = None,
+    allowed: NDArray[np.bool_] | None = None,
+) -> float:
+    """Return by how much a token would have had to score better to be drawn at `position`; 0.0 of the one that is,
+    infinite of one that a grammar forbids.
 
     In units of logits over the temperature; of logits, where the likeliest token is taken. Other machines' logits
     differ a little, and with them what is drawn, where this is small (Token-DiFR, arXiv:2511.20621).
     """
-    logits = _wanted(logits, drawing, counts, None)
+    if allowed is not None and not allowed[token]:
+        return inf
+    logits = _wanted(logits, drawing, counts, allowed)
     if _is_likeliest(drawing):
         return float(logits.max() - logits[token])
     scaled = (logits - logits.max()) / drawing.temperature
