@@ -32,7 +32,8 @@ from weft.peer.audit import merges, trace
 from weft.peer.audit.worker import MAX_SHOWN
 from weft.verify.suspicion import NEW, TIMES
 
-HASH_S = 6e-10  # a byte of a state, on one thread, as what is not timed is reckoned (docs/log.md)
+# Of a byte of a state, where nothing is timed: one thread of a server that others used, too. Idle cores take less.
+HASH_S = 6e-10
 FLOAT_NBYTES = 4
 
 
