@@ -7,16 +7,19 @@ import subprocess
 from importlib.resources import files
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from unit.dashboard.test_history import A, B, C, commit, history, said, started
+from unit.peer.tiny import run_config
 from weft.dashboard.audits import Found, share
 from weft.dashboard.page import metrics_of
 from weft.dashboard.report import told_of
-from weft.dashboard.run import Run
+from weft.dashboard.run import Run, about_of
 from weft.dashboard.view import About
 from weft.events import Entry, MergeAudited, MergeDoubted, WorkAudited, WorkDoubted
 from weft.ids import Digest, PeerId, Round
+from weft.run.trust import AuditedTrust, RecordedTrust
 
 AUDITED = About(audit_rate=0.1)
 NODE = shutil.which("node")
@@ -132,6 +135,13 @@ def test_a_report_has_the_same_figures_and_says_whose_they_are() -> None:
     )
     alone = told_of(Run(title="r", history=history(said(A, started("anna")))))
     assert not [each for each in alone if each.title == "Audits"]
+
+
+def test_the_rate_is_that_of_the_run_and_none_where_nobody_audits() -> None:
+    audited = msgspec.structs.replace(run_config(), trust=AuditedTrust(audit_rate=0.2))
+    assert about_of(audited).audit_rate == 0.2
+    assert about_of(run_config()).audit_rate is None
+    assert about_of(msgspec.structs.replace(run_config(), trust=RecordedTrust())).audit_rate is None
 
 
 def test_before_anything_was_counted_there_is_no_share() -> None:
