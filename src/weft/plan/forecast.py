@@ -16,11 +16,13 @@ import torch
 from weft.codec.build import build as build_codec
 from weft.codec.config import LOSSY
 from weft.cost import training as cost
+from weft.cost.audits import AuditCost, Audited, Customs, Kept, Speed, cost_of
 from weft.errors import ConfigError
 from weft.model.config import num_base_parameters
 from weft.model.flat import layout
+from weft.peer.audit import merges, trace
+from weft.peer.audit.worker import MAX_SHOWN
 from weft.peer.group.groups import PARALLEL
-from weft.plan.audits import AuditCost, Audited, Speed, cost_of
 from weft.plan.groups import Levels, grouped_time, largest_group, levels
 from weft.plan.loss import NONE, Penalty, penalty
 from weft.plan.processor import merge_s, processor_time, sent_nbytes
@@ -33,10 +35,18 @@ from weft.sync.method.choices import NesterovConfig
 from weft.sync.round.shares import num_drawn
 from weft.training.device import decoder, thinned
 from weft.training.text_memory import TextMemory, answer_memory
+from weft.verify.suspicion import NEW, TIMES
 
 HOUR_S, DAY_S, KWH_J = 3600.0, 86_400.0, 3.6e6
 # Of the fastest's speed: who has so much is leased as much. And how much faster than the median the fastest may count.
 EVEN, MAX_LEAD = 0.7, 8.0
+AUDITS = Customs(
+    times=TIMES,
+    num_new=NEW,
+    num_shown=MAX_SHOWN,
+    leases=Kept(trace.KEPT_ROUNDS, trace.KEPT_S),
+    parts=Kept(merges.KEPT_ROUNDS, merges.KEPT_S),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +230,7 @@ def _audits(question: Question, load: Load, leased: dict[str, int]) -> AuditCost
     slowest = max(question.machines, key=lambda each: leased[each.name] / each.tokens_per_s)
     num, choices = question.num_parameters, question.choices
     audited = Audited(
+        customs=AUDITS,
         rate=trust.audit_rate,
         trace_every=trust.trace_every,
         num_members=question.num_peers,

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 
 from weft.cost import training as cost
+from weft.cost.audits import HASH_S
 from weft.errors import ConfigError
 from weft.model.config import ModelConfig, num_parameters
 from weft.net.membership.full_mesh import MAX_MEMBERS
-from weft.plan.audits import HASH_S
 from weft.plan.profiles import Device, known
 from weft.plan.timing import Line
 from weft.run.config import TrainConfig

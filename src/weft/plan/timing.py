@@ -96,7 +96,7 @@ class RoundTime:
     evaluate_s: float = 0.0  # the others wait for who evaluates
     serve_s: float = 0.0  # processors encode, encrypt, check and merge
     wards_s: float = 0.0  # results are on their way to leaves, and their payloads to their aggregators (`groups`)
-    audit_s: float = 0.0  # states are hashed, and the round waits for who does training steps again (`audits`)
+    audit_s: float = 0.0  # states are hashed, and the round waits for who does training steps again (`cost.audits`)
     late: tuple[str, ...] = ()  # kinds that rounds do not wait for
 
     @property

@@ -383,7 +383,9 @@ def as_json(asked: Asked, plan: Forecast, table: Sequence[Row], chosen: Row) -> 
 def _audits_tree(plan: Forecast) -> dict[str, Any] | None:
     if (found := plan.pace.audits) is None:
         return None
-    return {"speed": plan.pace.audited_speed, "disk_nbytes": plan.pace.kept_nbytes, **asdict(found)}
+    tree = {"speed": plan.pace.audited_speed, "disk_nbytes": plan.pace.kept_nbytes, **asdict(found)}
+    del tree["customs"]  # of all runs
+    return tree
 
 
 def spelt(tree: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """What members take to audit each other, added up: seconds of a round, bytes, memory and disk (docs/audits.md).
 
-    a = min(r t, n - 1)          audits that a contribution can expect, and a part: rate r, n members, t = 4 in the
-                                 first ten rounds and 1 later
+    a = min(r t, n - 1)          audits that a contribution can expect, and a part: rate r, n members, t = `times` in
+                                 the first rounds and 1 later
     hashing   (H / e + 1) 4 (1 + m) N h      of H training steps every e-th state, and the first: N parameters and m
                                              moments of each, h seconds a byte
     worker    a (H + e) / 2      training steps made again: from the lease's first to those that were drawn
@@ -21,20 +21,46 @@ the chance q, and then any part of its lease is as likely as another:
               a                                           at most: who is late misses the rest of one round
 
 A step takes about 6 N tokens / C seconds at C FLOP/s, so hashing its state takes 2 C h / tokens of it with AdamW,
-whatever N: a twentieth of 2048 tokens at 100 GFLOP/s, and many times the step on a GPU. What copying
-from there takes is not counted.
+whatever N: a twentieth of 2048 tokens at 100 GFLOP/s, and many times the step on a GPU. What copying from there takes
+is not counted.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from weft.cost.training import Traffic
-from weft.peer.audit import merges, trace
-from weft.peer.audit.worker import MAX_SHOWN
-from weft.verify.suspicion import NEW, TIMES
 
 # Of a byte of a state, where nothing is timed: one thread of a server that others used, too. Idle cores take less.
 HASH_S = 6e-10
 FLOAT_NBYTES = 4
+
+
+class Kept(NamedTuple):
+    """For how long something is kept: so many rounds, and so many seconds, both at least."""
+
+    rounds: int
+    seconds: float
+
+    def num(self, round_s: float) -> int:
+        """Return of how many rounds of so many seconds it is there, with the one that goes on."""
+        return max(self.rounds, int(self.seconds / round_s)) + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Customs:
+    """What all members hold to.
+
+    Args:
+        times: as often newcomers are audited, in their first `num_new` rounds.
+        num_shown: audits at a time that a peer shows what it did.
+        leases, parts: for how long what they may ask for is kept.
+    """
+
+    times: float
+    num_new: int
+    num_shown: int
+    leases: Kept
+    parts: Kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +68,14 @@ class Audited:
     """What is audited.
 
     Args:
-        rate, trace_every: as of `[trust]`.
+        customs: of all runs. `rate`, `trace_every`: as of `[trust]`.
         num_moments: vectors that the optimizer of training steps has.
         has_error: what a codec has left is a vector, too.
         num_steps: of a lease.
         payload_nbytes: of one whole contribution.
     """
 
+    customs: Customs
     rate: float
     trace_every: int
     num_members: int
@@ -67,9 +94,9 @@ class Audited:
     @property
     def num_audits(self) -> float:
         """Return how many audits a contribution can expect in the mean of all rounds."""
-        first = min(NEW, self.num_rounds) / self.num_rounds
+        first = min(self.customs.num_new, self.num_rounds) / self.num_rounds
         most = float(self.num_members - 1)
-        return first * min(TIMES * self.rate, most) + (1 - first) * min(self.rate, most)
+        return first * min(self.customs.times * self.rate, most) + (1 - first) * min(self.rate, most)
 
     @property
     def state_nbytes(self) -> int:
@@ -102,6 +129,7 @@ class AuditCost:
     """What audits take of a mean peer, in a mean round.
 
     Args:
+        customs: by which it is reckoned.
         num_audits: of a contribution; each peer makes as many.
         hash_s: of its states. `again_s`: of training steps and merging, its own and others'.
         waited_s: what a round waits for the one that has most to do again, `again_s` in it.
@@ -112,6 +140,7 @@ class AuditCost:
         lease_nbytes, payloads_nbytes: of what it keeps on its disk of each round.
     """
 
+    customs: Customs
     num_audits: float
     hash_s: float
     again_s: float
@@ -129,8 +158,7 @@ class AuditCost:
         Args:
             round_s: of a whole round.
         """
-        leases = kept_rounds(trace.KEPT_ROUNDS, trace.KEPT_S, round_s)
-        parts = kept_rounds(merges.KEPT_ROUNDS, merges.KEPT_S, round_s)
+        leases, parts = self.customs.leases.num(round_s), self.customs.parts.num(round_s)
         return leases * self.lease_nbytes + parts * self.payloads_nbytes
 
     @property
@@ -150,6 +178,7 @@ def cost_of(audited: Audited, speed: Speed) -> AuditCost:
     least, part = step_nbytes(audited), part_nbytes(audited)
     mean = round(num_audits * (least + part))
     return AuditCost(
+        customs=audited.customs,
         num_audits=num_audits,
         hash_s=speed.crowding * named * audited.state_nbytes * speed.hash_s,
         again_s=again_s,
@@ -186,9 +215,4 @@ def memory_nbytes(audited: Audited) -> int:
     """Return the bytes that a peer holds at most: what it shows to as many as it may, three states, and a payload."""
     outer = FLOAT_NBYTES * audited.num_parameters
     shown = 2 * audited.state_nbytes + outer + audited.end_nbytes
-    return MAX_SHOWN * shown + 3 * audited.state_nbytes + audited.payload_nbytes
-
-
-def kept_rounds(num: int, seconds: float, round_s: float) -> int:
-    """Return how many rounds are kept for so many and so long at least, with the one that goes on."""
-    return max(num, int(seconds / round_s)) + 1
+    return audited.customs.num_shown * shown + 3 * audited.state_nbytes + audited.payload_nbytes
