@@ -10,7 +10,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from scenarios.cheats import CHEATS, FalseMoments, Flip, HalfTheSteps, Noise, NoWork, OtherText
+from scenarios.cheats import CHEATS, FalseMoments, Flip, HalfTheSteps, Noise, NoWork, OtherText, Slower
 from scenarios.swarm import Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from scenarios.theatre import make_run_file
@@ -41,6 +41,7 @@ from weft.verify.suspicion import TIMES
 from weft.wire import Buffer
 
 ALWAYS = AuditedTrust(audit_rate=1.0)
+EXACT = AuditedTrust(audit_rate=1.0, numerics="exact")
 METHODS: tuple[MethodConfig, ...] = (
     DiLoCoConfig(every=2, codec=Int8Config()),
     FedAvgConfig(every=3, proximal=0.1),
@@ -76,6 +77,18 @@ def test_honest_work_is_audited_and_found_equal(make_swarm: MakeSwarm, method: M
     assert len(audits(swarm)) >= 6
     assert doubts(swarm) == []
     assert {audit.distance for audit in audits(swarm)} == {0.0}  # one machine: to the last bit
+
+
+def test_honest_work_in_exact_numbers_is_found_equal(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=EXACT, num_rounds=4, num_peers=3, learns=True)
+
+    async def scenario() -> None:
+        one_replica(await swarm.done(*await swarm.start("abc")))
+
+    swarm.run(scenario)
+    assert len(audits(swarm)) >= 3
+    assert doubts(swarm) == []
+    assert {audit.distance for audit in audits(swarm)} == {0.0}
 
 
 @pytest.mark.full
@@ -141,6 +154,34 @@ def test_who_computes_something_else_is_struck_out(make_swarm: MakeSwarm, cheat:
     play(swarm, r"done again what it says it has done|refuse this key")
     assert struck_out(swarm).startswith("it came to other")
     assert {(doubt.member, doubt.outcome) for doubt in doubts(swarm, but="d")} == {(swarm.member("d").id, "differs")}
+
+
+@pytest.mark.full
+def test_who_trains_at_another_rate_is_struck_out_in_exact_numbers(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=EXACT, num_rounds=24, num_peers=4, learns=True)
+    made = count()
+    swarm.make_trainer = lambda *given: (Slower if next(made) == 3 else Trainer)(*given)
+    play(swarm, r"done again what it says it has done|refuse this key")
+    assert struck_out(swarm).startswith("it came to other parameters")
+    assert {(doubt.member, doubt.outcome) for doubt in doubts(swarm, but="d")} == {(swarm.member("d").id, "differs")}
+    assert {audit.distance for audit in audits(swarm)} == {0.0}
+
+
+@pytest.mark.full
+def test_one_bit_of_a_state_is_enough_in_exact_numbers(make_swarm: MakeSwarm) -> None:
+    class OneBit(Trainer):
+        """Changes the last bit of one parameter in each step."""
+
+        def _descend(self, norm: float, rate: float) -> float:
+            found = super()._descend(norm, rate)
+            self._vector.view(torch.int32)[7] ^= 1
+            return found
+
+    swarm = make_swarm(method=METHODS[0], trust=EXACT, num_rounds=24, num_peers=4, learns=True)
+    made = count()
+    swarm.make_trainer = lambda *given: (OneBit if next(made) == 3 else Trainer)(*given)
+    play(swarm, r"done again what it says it has done|refuse this key")
+    assert struck_out(swarm).startswith("it came to other parameters")
 
 
 def test_who_brings_more_than_its_steps_came_to_is_struck_out(

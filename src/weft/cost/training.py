@@ -271,6 +271,28 @@ def activation_nbytes(
     return micro_batch * seq_len * (layers + final + last + 16) + copies + mask
 
 
+# Of exact numbers: tokens whose queries are computed at a time, and what pieces of products are put into.
+_EXACT_TOKENS, _EXACT_ROOM_NBYTES = 64, 14 << 18
+
+
+def exact_activation_nbytes(
+    decoder: Decoder, micro_batch: int, seq_len: int, *, has_recompute: bool = False, has_rows: bool = False
+) -> int:
+    """Return at least the bytes of tensors alive at the peak of one micro-batch in exact numbers (training/numerics).
+
+    Of a token and layer, in fp32: normed input and output of two norms 4 C; queries, what they mix and its copy 3 Q;
+    keys and values 2 K; SwiGLU 4 F; and the weights of attention, half a row for each head. A matrix and its gradient
+    are 8 bytes a number meanwhile, and 4 more.
+    """
+    c, q, k, f = decoder.width, decoder.q_width, decoder.kv_width, decoder.ffn_width
+    layer = 4 * (4 * c + 3 * q + 2 * k + 4 * f + decoder.has_qk_norm * (q + k))
+    layer += 2 * decoder.num_heads * (seq_len + _EXACT_TOKENS)
+    layers = decoder.num_layers * 4 * c + layer if has_recompute else decoder.num_layers * layer
+    matrix = 20 * max(decoder.vocab_size, 2 * f) * c
+    mask = mask_nbytes(micro_batch, seq_len) if has_rows else 0
+    return micro_batch * seq_len * (layers + 8 * c + 12 * decoder.vocab_size + 16) + matrix + _EXACT_ROOM_NBYTES + mask
+
+
 SPARE = 0.9  # of what is free may be planned for; the rest is the allocator's slack and other programs' growth
 # Of activations, what the allocator of a CPU process holds beside: tensors of a micro-batch come and go between those
 # that stay (glibc, 4.5 to 135 million parameters, 230 MB to 1.8 GB of activations: 0.59 to 0.81). Blocks that go back

@@ -11,7 +11,8 @@ RMSNorm arXiv:1910.07467, RoPE arXiv:2104.09864 (pairs i and i + D/2, as in Hugg
 attention arXiv:2305.13245, SwiGLU arXiv:2002.05202.
 """
 
-from math import ceil, floor, inf, log, pi
+from decimal import Decimal, localcontext
+from math import ceil, floor, inf, pi
 from typing import Any
 
 import torch
@@ -66,9 +67,12 @@ class _CpuRMSNorm(torch.autograd.Function):
 
 
 def inverse_wavelengths(config: ModelConfig) -> list[float]:
-    """Return the D/2 angles, in radians, that a step of one token turns each pair of channels by."""
+    """Return the D/2 angles, in radians, that a step of one token turns each pair of channels by.
+
+    The same on every machine: where IEEE 754 says nothing, decimal numbers do, and no library of the system.
+    """
     width = config.channels_per_head
-    angles = [config.rope_theta ** (-i / width) for i in range(0, width, 2)]
+    angles = [_power(config.rope_theta, -i, width) for i in range(0, width, 2)]
     if config.yarn is not UNSET:
         return _yarn(angles, config.yarn, config)
     scaling = config.rope_scaling
@@ -93,7 +97,7 @@ def _yarn(angles: list[float], scaling: YarnScaling, config: ModelConfig) -> lis
     width = config.channels_per_head
 
     def pair_of(turns: float) -> float:
-        return width * log(scaling.original_seq_len / (turns * 2 * pi)) / (2 * log(config.rope_theta))
+        return width * _log(scaling.original_seq_len / (turns * 2 * pi)) / (2 * _log(config.rope_theta))
 
     low, high = pair_of(scaling.fast_turns), pair_of(scaling.slow_turns)
     if scaling.is_rounded:
@@ -105,6 +109,20 @@ def _yarn(angles: list[float], scaling: YarnScaling, config: ModelConfig) -> lis
     return [
         angle * (1 - share) + angle / scaling.factor * share for angle, share in zip(angles, stretched, strict=True)
     ]
+
+
+_DIGITS = 40
+
+
+def _power(base: float, over: int, under: int) -> float:
+    """Return base^(over / under)."""
+    with localcontext(prec=_DIGITS):
+        return float(Decimal(base) ** (Decimal(over) / under))
+
+
+def _log(x: float) -> float:
+    with localcontext(prec=_DIGITS):
+        return float(Decimal(x).ln())
 
 
 def rotation(inverse: Float[Tensor, " pairs"], start: int, num_tokens: int) -> Rotation:

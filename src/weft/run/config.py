@@ -191,6 +191,12 @@ class RunFile(Config, frozen=True, kw_only=True):
             num_stages=self.stages,
             is_crowded=self.peers > self.electors,
         )
+        trusts.check_exact(
+            self.trust,
+            optimizer=self.train.optimizer,
+            has_adapter=self.adapter is not None,
+            has_loss=self.train.loss is not msgspec.UNSET,
+        )
         if method.graph is not None:
             choices.check_graph(method.graph, self.peers, self.electors)
         if self.adapter is not None and not isinstance(self.model, FolderModel):
@@ -340,6 +346,12 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
             has_reward=self.reward is not msgspec.UNSET,
             num_stages=1,
             is_crowded=False,
+        )
+        trusts.check_exact(
+            self.trust,
+            optimizer=self.train.optimizer,
+            has_adapter=self.model.adapter is not msgspec.UNSET,
+            has_loss=self.train.loss is not msgspec.UNSET,
         )
         if self.data.vocab_size > self.model.vocab_size:
             raise ConfigError(

@@ -6,7 +6,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from weft.config import Config
 from weft.errors import ConfigError
-from weft.sync.method.choices import Choices, LowRankConfig
+from weft.sync.method.choices import Choices, LowRankConfig, MuonConfig, OptimizerConfig
 
 
 class MembersTrust(Config, frozen=True, kw_only=True, tag_field="type", tag="members"):
@@ -22,9 +22,9 @@ class AuditedTrust(Config, frozen=True, kw_only=True, tag_field="type", tag="aud
     """As `recorded`, and members do some of each other's training steps again, and merge some parts again, drawn so
     that nobody can foresee which. A majority that comes to something else strikes out who claimed it."""
 
-    numerics: Literal["fp32", "bf16"] = "fp32"
+    numerics: Literal["fp32", "bf16", "exact"] = "fp32"
     """Of matrix products in training steps, on all members alike: their last bits differ from machine to machine, and
-    those of another precision far more."""
+    those of another precision far more. "exact": of all numbers in them, the same bits on every CPU."""
     micro_batch: Annotated[int, Meta(ge=0, description="samples at a time, on all members; 0: a whole batch")] = 0
     audit_rate: Annotated[
         float, Meta(gt=0, le=1, description="chance that a contribution is audited, and each part of a result")
@@ -32,6 +32,10 @@ class AuditedTrust(Config, frozen=True, kw_only=True, tag_field="type", tag="aud
     trace_every: Annotated[
         int, Meta(ge=1, le=100_000, description="training steps from one state that is named to the next")
     ] = 1
+
+    @property
+    def is_exact(self) -> bool:
+        return self.numerics == "exact"
 
 
 TrustConfig = MembersTrust | RecordedTrust | AuditedTrust
@@ -113,3 +117,27 @@ def check_of_model(
     for why, is_so in found.items():
         if is_so:
             raise ConfigError(f'{why}, so this run cannot be audited. Change that, or set trust.type = "recorded".')
+
+
+def check_exact(
+    trust: TrustConfig | UnsetType, *, optimizer: OptimizerConfig, has_adapter: bool, has_loss: bool
+) -> None:
+    """
+    Args:
+        has_loss: beside cross entropy.
+
+    Raises:
+        ConfigError: exact numbers are not there for what it trains.
+    """
+    if not isinstance(trust, AuditedTrust) or not trust.is_exact:
+        return
+    found = {
+        'train.optimizer: muon has no exact numbers, as adamw and sgd have. Choose type = "adamw"': isinstance(
+            optimizer, MuonConfig
+        ),
+        "adapter: exact numbers are of whole models. Leave it out": has_adapter,
+        "train.loss: exact numbers are of cross entropy, and not of pairs of answers. Leave it out": has_loss,
+    }
+    for why, is_so in found.items():
+        if is_so:
+            raise ConfigError(f'{why}, or set trust.numerics = "fp32".')

@@ -71,6 +71,7 @@ class Backward:
         is_compiled: let torch compile the loss; where it cannot, an event says so and the loss is computed as it is.
         objective: the loss; None: cross entropy.
         is_fixed: the micro-batch is not halved: what others compute alike would be otherwise here.
+        norm: of the flat gradient.
 
     A model that leaves out some of what it reads (`adapter.Noise`) is not compiled: what it draws is another thing in
     each step.
@@ -86,9 +87,11 @@ class Backward:
         emit: Emit,
         objective: Objective | None = None,
         is_fixed: bool = False,
+        norm: Callable[[Tensor], Tensor] = torch.linalg.vector_norm,
     ) -> None:
         self.micro_batch = micro_batch
         self._is_fixed = is_fixed
+        self._norm = norm
         self.scale = LossScale(device.precision == "fp16")
         self._model = model
         self._device = device
@@ -166,7 +169,7 @@ class Backward:
             total += share.detach()
         if scale != 1.0:
             gradient.mul_(1 / scale)  # exact: a power of two
-        norm = torch.linalg.vector_norm(gradient)
+        norm = self._norm(gradient)
         loss_value, norm_value = torch.stack((total, norm)).tolist()  # the step's one wait for a GPU
         return loss_value, norm_value
 
@@ -175,19 +178,9 @@ class Backward:
         with torch.inference_mode():
             for _, part, _ in self._micro_batches(batch):
                 with self._device.autocast():
-                    found = (
-                        Sums(self._summed(module, part))
-                        if self._objective is None
-                        else self._objective.sums(module, part)
-                    )
+                    found = summed(module, part) if self._objective is None else self._objective.sums(module, part)
                 total = total.plus(found)
         return total
-
-    def _summed(self, module: SectionModule, part: Samples) -> float:
-        assert isinstance(part, Batch)
-        logits = module(part.tokens, positions=part.positions)
-        losses = cross_entropy(logits.float().flatten(0, 1), part.targets.flatten(), reduction="none")
-        return float(losses.cpu().double().sum())
 
     def _micro_batches(self, batch: Samples) -> Iterator[tuple[int, Samples, float]]:
         """Yield micro-batches on the device, each with its first sample's number and its weight: the mean over all is
@@ -228,6 +221,14 @@ class Backward:
             return plain(*tensors)
 
         return loss
+
+
+def summed(module: SectionModule, part: Samples) -> Sums:
+    """Return the cross entropy of a micro-batch, added up."""
+    assert isinstance(part, Batch)
+    logits = module(part.tokens, positions=part.positions)
+    losses = cross_entropy(logits.float().flatten(0, 1), part.targets.flatten(), reduction="none")
+    return Sums(float(losses.cpu().double().sum()))
 
 
 class LossScale:

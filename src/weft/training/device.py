@@ -151,11 +151,13 @@ def as_audited(run: RunConfig, peer: PeerConfig) -> PeerConfig:
     if not isinstance(trust, AuditedTrust):
         return peer
     micro_batch = min(trust.micro_batch or run.train.batch_size, run.train.batch_size)
+    precision = "fp32" if trust.numerics == "exact" else trust.numerics
     told = (
-        ("precision", peer.precision not in ("auto", trust.numerics), f'"{trust.numerics}" (--precision)'),
+        ("precision", peer.precision not in ("auto", precision), f'"{precision}" (--precision)'),
         ("micro_batch", peer.micro_batch not in (0, micro_batch), f"{micro_batch} (--micro-batch)"),
         ("base_numbers", peer.base_numbers not in ("auto", "fp32", "bf16"), '"auto"'),
         ("is_compiled", peer.is_compiled, "false"),
+        ("device", trust.is_exact and peer.device not in ("auto", "cpu"), '"cpu" (--device)'),
     )
     for name, is_other, right in told:
         if is_other:
@@ -163,7 +165,13 @@ def as_audited(run: RunConfig, peer: PeerConfig) -> PeerConfig:
                 f"{name}: members of this run do each other's training steps again, and have to compute alike. Set "
                 f"{name} to {right}, or leave it out."
             )
-    return msgspec.structs.replace(peer, precision=trust.numerics, micro_batch=micro_batch)
+    device = "cpu" if trust.is_exact else peer.device  # on GPUs exact numbers have not been tried
+    return msgspec.structs.replace(peer, precision=precision, micro_batch=micro_batch, device=device)
+
+
+def is_exact(run: RunConfig) -> bool:
+    """Return whether a run's training steps are computed in exact numbers."""
+    return isinstance(run.trust, AuditedTrust) and run.trust.is_exact
 
 
 def check_fits(run: RunConfig, peer: PeerConfig, device: Device, share: Share = ALL) -> int:
@@ -174,6 +182,8 @@ def check_fits(run: RunConfig, peer: PeerConfig, device: Device, share: Share = 
         ConfigError: as `as_audited`.
     """
     peer, is_fixed = as_audited(run, peer), isinstance(run.trust, AuditedTrust)
+    if is_exact(run):
+        device = choose(peer)
     micro_batch = min(peer.micro_batch or run.train.batch_size, run.train.batch_size)
     free = free_nbytes(peer.caps, device)
     if device.is_cpu and not is_fixed:
@@ -246,15 +256,7 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
         run.num_parameters,
         _ASSUMED_PEERS,
         num_rounds=-(-run.train.tokens // (run.quota * run.train.seq_len)),  # alone; with others there are fewer
-        activations=cost.activation_nbytes(
-            decoder(run.model),
-            micro_batch,
-            run.train.seq_len,
-            is_half=device.precision != "fp32",
-            has_recompute=peer.has_recompute,
-            has_rows=run.data.has_rows,
-            num_thinned=thinned(run.model),
-        ),
+        activations=_activation_nbytes(run, peer, device, micro_batch),
     )
     numbers = base_numbers(run, peer, device)
     needed = with_base(by_place(memory, device), run.model, whole(run.model), numbers, device)
@@ -264,6 +266,23 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
     if run.reward is not UNSET:
         needed = _with(needed, answer_memory(run.model, device.torch, run.train.seq_len), device)
     return with_texts(needed, run.model, whole(run.model), BY_DEFAULT, device, peer.serve_nbytes)
+
+
+def _activation_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch: int) -> int:
+    shape, seq_len, has_rows = decoder(run.model), run.train.seq_len, run.data.has_rows
+    if is_exact(run):
+        return cost.exact_activation_nbytes(
+            shape, micro_batch, seq_len, has_recompute=peer.has_recompute, has_rows=has_rows
+        )
+    return cost.activation_nbytes(
+        shape,
+        micro_batch,
+        seq_len,
+        is_half=device.precision != "fp32",
+        has_recompute=peer.has_recompute,
+        has_rows=has_rows,
+        num_thinned=thinned(run.model),
+    )
 
 
 def base_numbers(run: RunConfig, peer: PeerConfig, device: Device) -> Numbers:

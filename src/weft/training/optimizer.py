@@ -8,7 +8,8 @@
 
 torch's fused AdamW reads and writes each number once. It is called as a function, because the state is ours (flat
 vectors and a count, which a checkpoint saves as they are) and because making a `torch.optim.Optimizer` imports the
-compiler, which takes seconds. Last bits differ between instruction sets: it is for what stays on one peer.
+compiler, which takes seconds. Last bits differ between instruction sets: it is for what stays on one peer. Where they
+may not, AdamW and SGD are those of the outer step (`Exact`).
 
 AdamW: Loshchilov and Hutter, 1711.05101, algorithm 2. Muon: Jordan et al., 2024; its length: Liu et al., 2502.16982,
 equation 4.
@@ -27,6 +28,7 @@ from torch.optim.adamw import adamw
 
 from weft.errors import CheckpointError
 from weft.model.flat import FlatModel, layer_matrices
+from weft.sync.merge import outer
 from weft.sync.method.choices import AdamWConfig, InnerSgdConfig, MuonConfig, OptimizerConfig
 from weft.training.device import to_host
 
@@ -227,6 +229,27 @@ def sgd_step(
     if momentum is not None:
         gradient = momentum.mul_(config.momentum).add_(gradient)
     parameters.sub_(gradient, alpha=learning_rate)
+
+
+class Exact(InnerOptimizer):
+    """AdamW or SGD by operations that IEEE 754 rounds once, in their order (`sync.merge.outer`)."""
+
+    def __init__(self, config: AdamWConfig | InnerSgdConfig, model: FlatModel) -> None:
+        self._outer = outer.build(config)
+        self._num_steps = 0
+        moments = self._outer.init(model.layout.num_parameters)
+        super().__init__(model, {name: vector.numel() for name, vector in moments.items()})
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        self._num_steps += 1
+        model, decayed = self._model, self._model.layout.num_decayed
+        context = outer.StepContext(number=self._num_steps, lr=learning_rate, num_decayed=decayed)
+        self._outer.apply(model.vector, self._moments, model.gradient, context)
+
+    def load(self, state: State, num_steps: int) -> None:
+        super().load(state, num_steps)
+        self._num_steps = num_steps
 
 
 def orthogonalized(matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows columns"]:

@@ -39,9 +39,9 @@ from weft.run.frozen import Frozen, LoadFrozen
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.run.trust import AuditedTrust
-from weft.training import optimizer as inner
 from weft.training.backward import Backward, LossScale, Objective
 from weft.training.device import Device, allocating, as_audited, base_numbers, check_fits, choose, limit_memory, to_host
+from weft.training.numerics.arithmetic import arithmetic_of
 from weft.training.optimizer import InnerOptimizer, State
 from weft.training.preference import Preference
 from weft.training.steps import Mean, Shown, Stepper
@@ -101,6 +101,7 @@ class Trainer(Stepper):
         self._load_frozen = frozen
         self._base_here: Base | None = None  # on the device
         self._peer = as_audited(run, peer)
+        self._arithmetic = arithmetic_of(run)
         self._sends_gradient = run.method.sends_gradient
         self._warm_shape: tuple[int, int] | None = None  # of a batch that was tried
         self._center: Float32[Tensor, " num"] | None = None  # the outer parameters, which inner steps are pulled to
@@ -147,7 +148,7 @@ class Trainer(Stepper):
             base = None if frozen.base is None else hold(run, frozen.base, peer, self.device)
             del frozen
             model = model_over(held, run, peer, base)
-            optimizer = None if self._sends_gradient else inner.build(run.train.optimizer, model)
+            optimizer = None if self._sends_gradient else self._arithmetic.optimizer(run.train.optimizer, model)
             objective = self._objective(reference, base)
         self._base_here, self._model = base, model
         self._optimizer: InnerOptimizer | None = optimizer
@@ -160,17 +161,18 @@ class Trainer(Stepper):
             emit=self._emit,
             objective=objective,
             is_fixed=isinstance(run.trust, AuditedTrust),
+            norm=self._arithmetic.norm,
         )
 
     def _objective(self, reference: Tensor | None, base: Base | None) -> Objective | None:
-        """Return the run's loss; None: cross entropy.
+        """Return the run's loss; None: cross entropy, as fast as may be.
 
         Args:
             reference, base: of `Frozen`, on the device.
         """
         run = self._run
         if run.train.loss is UNSET:
-            return None
+            return self._arithmetic.objective
         return Preference(run.train.loss, None if reference is None else assemble(run.model, reference, base))
 
     @property
@@ -347,9 +349,9 @@ class Trainer(Stepper):
 
     def _pull(self, center: Tensor) -> float:
         """Add the gradient of mu / 2 |x - outer|^2, and return the norm of the sum. FedProx: 1812.06127, equation 2."""
-        gradient, pull = self._model.gradient, self._run.method.proximal
-        gradient.add_(self._model.vector, alpha=pull).sub_(center, alpha=pull)
-        return float(gradient.norm())
+        gradient = self._model.gradient
+        self._arithmetic.pull(gradient, self._model.vector, center, self._run.method.proximal)
+        return float(self._arithmetic.norm(gradient))
 
     def _taken(self, factor: float) -> Float32[Tensor, " num"]:
         self._shorten(factor)

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,13 +17,14 @@ from weft.data.assign import Lease
 from weft.ids import Digest, PeerId
 from weft.keys import Identity
 from weft.model.config import ModelConfig, named, num_parameters
-from weft.model.transformer import Transformer
+from weft.model.transformer import SectionModule, Transformer
 from weft.net.messages import BlobHeader, BlobRequest
 from weft.net.transport.frame import encode_frame
 from weft.peer.chain import RESULTS_NBYTES
 from weft.sync.merge.reduce import ALIGNMENT, cut, encode_parts
 from weft.sync.records import messages
 from weft.sync.records.messages import counted
+from weft.training.numerics.decoder import loss as exact_loss
 from weft.wire import encode, seal
 
 FP32, BF16, INT8 = build(Fp32Config()), build(Bf16Config()), build(Int8Config())
@@ -275,13 +276,41 @@ def test_rows_take_a_mask_more(is_half: bool) -> None:
     assert peak_nbytes(Transformer(config), tokens, positions, is_half=is_half) == pytest.approx(predicted, rel=0.15)
 
 
-def peak_nbytes(model: Transformer, tokens: torch.Tensor, positions: torch.Tensor | None, *, is_half: bool) -> int:
+@pytest.mark.parametrize("has_recompute", [False, True])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"has_qk_norm": True},
+        {"num_heads": 8, "num_kv_heads": 4},
+        {"width": 256, "ffn_width": 704},
+        {"vocab_size": 999},
+    ],
+    ids=repr,
+)
+def test_no_more_is_alive_in_exact_numbers_than_is_told(changes: dict[str, Any], has_recompute: bool) -> None:
+    fields = {"vocab_size": 257, "num_layers": 4, "num_heads": 4, "num_kv_heads": 2, "width": 128, "ffn_width": 384}
+    config = ModelConfig(max_seq_len=512, **(fields | changes))
+    model, tokens = Transformer(config, has_recompute=has_recompute), torch.zeros(2, 512, dtype=torch.int64)
+    told = cost.exact_activation_nbytes(decoder(config), 2, 512, has_recompute=has_recompute)
+    found = peak_nbytes(model, tokens, None, is_half=False, of=exact_loss)
+    assert 0.7 * told < found < 1.05 * told
+
+
+def peak_nbytes(
+    model: Transformer,
+    tokens: torch.Tensor,
+    positions: torch.Tensor | None,
+    *,
+    is_half: bool,
+    of: Callable[..., torch.Tensor] = SectionModule.loss,
+) -> int:
     """Return the bytes of tensors that a step makes and that are alive at once."""
 
     def step() -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=is_half):
-            loss = model.loss(tokens, tokens, positions)
-        loss.backward()
+            loss = of(model, tokens, tokens, positions)
+        loss.backward()  # type: ignore[no-untyped-call]
 
     step()  # gradients exist from here on
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:

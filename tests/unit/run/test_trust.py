@@ -15,6 +15,7 @@ from weft.run.amend import first_charter
 from weft.run.config import RunFile, SyncConfig
 from weft.run.machine import PeerConfig
 from weft.run.trust import AuditedTrust, RecordedTrust
+from weft.sync.method.choices import MuonConfig
 from weft.sync.records.charter import AuditTerms
 from weft.training.device import as_audited, check_fits, choose
 
@@ -61,6 +62,39 @@ def test_what_cannot_be_audited_is_refused_with_what_to_change(fields: Mapping[s
     assert "recorded" in str(error.value) or "members" in str(error.value)
 
 
+EXACT = {"trust": {"type": "audited", "numerics": "exact"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"optimizer": {"type": "muon"}}, "train.optimizer: muon has no exact numbers"),
+        ({"loss": {"type": "orpo"}}, "train.loss: exact numbers are of cross entropy"),
+    ],
+    ids=str,
+)
+def test_what_has_no_exact_numbers_is_refused_with_what_to_change(fields: Mapping[str, Any], why: str) -> None:
+    train = {"tokens": 10_000, "schedule": {"type": "constant"}, **fields}
+    with pytest.raises(ConfigError, match=re.escape(why)) as error:
+        run_file(train=train, **EXACT)
+    assert "fp32" in str(error.value)
+    assert run_file(**EXACT).trust == AuditedTrust(numerics="exact")
+
+
+def test_adapters_have_no_exact_numbers() -> None:
+    model, adapter = {"type": "folder", "path": "model"}, {"type": "lora"}
+    with pytest.raises(ConfigError, match="adapter: exact numbers are of whole models"):
+        run_file(model=model, adapter=adapter, **EXACT)
+    assert run_file(model=model, adapter=adapter).adapter is not None
+
+
+def test_a_config_that_came_from_elsewhere_is_refused_alike() -> None:
+    run, trust = run_config(), AuditedTrust(numerics="exact")
+    assert msgspec.structs.replace(run, trust=trust).trust == trust
+    with pytest.raises(ConfigError, match="muon has no exact numbers"):
+        msgspec.structs.replace(run, trust=trust, train=msgspec.structs.replace(run.train, optimizer=MuonConfig()))
+
+
 def test_loops_of_ones_own_cannot_be_audited() -> None:
     with pytest.raises(ConfigError, match="your own loop"):
         SyncConfig(samples=100, trust=AuditedTrust())
@@ -103,6 +137,16 @@ def test_a_machine_that_would_compute_otherwise_is_refused(settings: dict[str, A
         as_audited(run, peer)
     with pytest.raises(ConfigError, match=f"^{name}: "):
         check_fits(run, peer, choose(PeerConfig(device="cpu")))
+
+
+def test_exact_numbers_are_computed_on_a_cpu_and_the_machine_is_told_so() -> None:
+    run = msgspec.structs.replace(run_config(), trust=AuditedTrust(numerics="exact"))
+    for settings in ({}, {"precision": "fp32"}, {"device": "cpu"}):
+        bound = as_audited(run, PeerConfig(**settings))
+        assert (bound.precision, bound.device) == ("fp32", "cpu")
+    for settings, name in (({"device": "cuda"}, "device"), ({"precision": "bf16"}, "precision")):
+        with pytest.raises(ConfigError, match=f"^{name}: .* Set {name} to"):
+            as_audited(run, PeerConfig(**settings))
 
 
 def test_a_trainer_of_such_a_run_takes_all_samples_at_a_time() -> None:

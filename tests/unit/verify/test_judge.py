@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.verify.judge import Numerics, threshold
+from weft.verify.judge import Numerics, threshold, threshold_of_moments
 
 # Of one step, measured: the largest honest distance, and the least of a learning rate one hundredth lower.
 HONEST: dict[Numerics, float] = {"fp32": 2.1e-6, "bf16": 1.0e-3}
@@ -17,3 +17,10 @@ def test_a_threshold_lies_between_honest_and_cheating_steps_with_a_margin(numeri
 @pytest.mark.parametrize("numerics", ["fp32", "bf16"])
 def test_of_more_steps_it_grows_and_more_slowly_than_they_do(numerics: Numerics) -> None:
     assert threshold(numerics, 1) < threshold(numerics, 4) < 4 * threshold(numerics, 1)
+
+
+def test_of_exact_numbers_no_distance_is_held_for_honest() -> None:
+    """Not even that of 0 and -0: states that are not equal to the bit have been computed otherwise."""
+    for num_steps in (1, 100):
+        assert threshold("exact", num_steps) < 0.0
+        assert threshold_of_moments("exact", num_steps) < 0.0

@@ -106,6 +106,7 @@ class _Shown:
     answer: AuditAnswer | None = None
     before: dict[str, Tensor] = field(default_factory=dict)
     mine: dict[str, Tensor] = field(default_factory=dict)
+    own: StateIndex | None = None  # of `mine`
     theirs: StateIndex | None = None
 
 
@@ -248,14 +249,14 @@ class Auditor:
             case "making":
                 assert shown.answer is not None
                 shown.before, shown.mine = await self._made(audit, shown.answer)
-                return Made(await self._context.compute.serve(lambda: digest_of(state_index(shown.mine))))
+                shown.own = await self._context.compute.serve(lambda: state_index(shown.mine))
+                return Made(digest_of(shown.own))
             case "opening":
                 assert looking.made is not None
                 shown.theirs = await self._opened(audit, looking.made)
                 return Opened(digest_of(shown.theirs))
             case "comparing":
-                assert shown.theirs is not None
-                return Measured(await self._compared(audit, shown.before, shown.mine, shown.theirs))
+                return Measured(await self._compared(audit, shown))
             case "ended":
                 raise AssertionError("an audit that has ended does nothing")
 
@@ -312,20 +313,22 @@ class Auditor:
         opened = await self._context.node.call(PeerId(audit.work.peer), request, AuditOpened, deadline_s=CALL_S)
         return await self._index(audit, opened.after, audit.link.before + 1, audit.work)
 
-    async def _compared(
-        self, audit: Audit, before: dict[str, Tensor], mine: dict[str, Tensor], index: StateIndex
-    ) -> Found:
+    async def _compared(self, audit: Audit, shown: _Shown) -> Found:
         serve, trust = self._context.compute.serve, self._replica.run.trust
         assert isinstance(trust, AuditedTrust)
+        own, index, before, mine = shown.own, shown.theirs, shown.before, shown.mine
+        assert own is not None
+        assert index is not None
         theirs = await self._pulled(audit, index)
-        apart = await serve(lambda: {each: distance(before[each], mine[each], theirs[each]) for each in mine})
+        unequal = [each for each in mine if _vector(index, each).chunks != _vector(own, each).chunks]
+        apart = await serve(lambda: {each: distance(before[each], mine[each], theirs[each]) for each in unequal})
         most = {LOCAL: threshold(trust.numerics, audit.link.num_steps)}
         others = threshold_of_moments(trust.numerics, audit.link.num_steps)
         wrong = [each for each, far in apart.items() if not far <= most.get(each, others)]
         if wrong:
             what = "parameters" if wrong == [LOCAL] else f"numbers ({', '.join(wrong)})"
             return Found("differs", f"it came to other {what} by these training steps", max(apart.values()))
-        return Found("equal", distance=apart[LOCAL])
+        return Found("equal", distance=apart.get(LOCAL, 0.0))
 
     def _check_claim(self, work: Work) -> None:
         """Check that what is claimed is as much as so many steps of these leases take."""
