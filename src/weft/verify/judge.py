@@ -1,7 +1,7 @@
 """How far the states may lie apart that two honest machines come to from the same one, by the same steps.
 
     distance    |a - b| / |a - before|         of the parameters: relative to what the auditor's own steps changed
-    threshold   of fp32 1.5e-4, of bf16 2.5e-2; of the optimizer's numbers in bf16 3e-2; of exact numbers none: equal bits
+    threshold   of fp32 1.5e-4, of bf16 2.5e-2; of the optimizer's numbers in bf16 3e-2; exact: equal bits
 
 Machines of other instruction sets, threads or makers round otherwise. One step in fp32 ended at most 2.1e-6 apart, in
 bf16 8.1e-3 (benchmarks/reports/audit_steps.md). The least that a cheat made of it was 1.0e-2, by a learning rate one
