@@ -25,9 +25,9 @@ from weft.keys import Identity
 from weft.model.config import ModelConfig
 from weft.model.flat import cut, layout
 from weft.model.sections import sections, whole
-from weft.texts.audit import Finding, Told, audit, tokens_told
 from weft.texts.messages import ReceiptTold
-from weft.texts.receipt import ReceiptHeader, Signing, signed, weights_digest
+from weft.texts.receipts.audit import Finding, Told, audit, tokens_told
+from weft.texts.receipts.receipt import ReceiptHeader, Signing, signed, weights_digest
 from weft.texts.section import Done, Draw, Section, Work, packed
 
 CPU = torch.device("cpu")

@@ -6,6 +6,7 @@
 Three processes train over TLS on loopback, one thread each, on fewer cores than that: what one of them does for audits
 is taken from all. The same run with `trust` as usual, and audited with every contribution looked at (`audit_rate = 1`)
 and hardly any. What an audit costs is the difference of the latter two; a rate between them costs its share of it.
+`weft plan --line loopback` forecasts the same share for such a run file (`weft.cost.audits`).
 """
 
 import argparse

@@ -65,7 +65,8 @@ def planned(config: ModelConfig, clocks: Sequence[Timed], num: int, prompt: int)
     (whole,) = stages_of(config, clocks[0].kind)
     wall, cpu = clocks
     found = Figures()
-    found.speeds.append((speed(wall, whole, num, prompt).tokens_per_s, speed(cpu, whole, num, prompt).tokens_per_s))
+    context = prompt + NUM_DRAWN // 2
+    found.speeds.append((speed(wall, whole, num, context).tokens_per_s, speed(cpu, whole, num, context).tokens_per_s))
     found.first_s.append((first_token_s(wall, whole, prompt), first_token_s(cpu, whole, prompt)))
     return found
 

@@ -8,8 +8,9 @@ of 64 tokens, with the weights that the receipts name. Cheats: int8 in place of 
 half the layers, one token of a text told that was not drawn, a page of keys and values of another text.
 
 With exact numbers each text is judged by itself: what went out, and the fingerprint, have to be the same to the bit.
-With others members are, by many receipts (`weft.texts.audit.verdict`). Members are simulated: each has texts drawn,
-with replacement, of those that were served and audited; an honest one all of one way. Bounds are those of other texts.
+With others members are, by many receipts (`weft.texts.receipts.audit.verdict`). Members are simulated: each has texts
+drawn, with replacement, of those that were served and audited; an honest one all of one way. Bounds are those of other
+texts.
 Honest texts are served with one thread and with two, prompts in pieces of other sizes, and by processors as they are,
 held to AVX2, and to AVX-512 without bf16.
 """
@@ -42,9 +43,9 @@ from weft.engine.numbers import Kind
 from weft.model.config import ModelConfig
 from weft.model.weights import read_folder
 from weft.net.link.rpc import note_frame
-from weft.texts.audit import Bounds, Finding, Verdict, calibrated, verdict
 from weft.texts.messages import Receipts, ReceiptTold
-from weft.texts.receipt import ReceiptHeader
+from weft.texts.receipts.audit import Bounds, Finding, Verdict, calibrated, verdict
+from weft.texts.receipts.receipt import ReceiptHeader
 from weft.wire import encode
 
 PROMPT, DRAWN, BATCH = 40, 65, 50  # 104 rows: four receipts, three of them with rows that are drawn after

@@ -2,7 +2,10 @@
 
 import gc
 import os
+from collections.abc import Iterator
 
+import jaxtyping
+import pytest
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
@@ -21,6 +24,14 @@ install_import_hook([f"weft.{room}" for room in SHAPED], "beartype.beartype")
 # A slow machine is no fault of the code: hypothesis does not time examples.
 settings.register_profile("weft", deadline=None)
 settings.load_profile("weft")
+
+
+@pytest.fixture
+def shapes_unchecked() -> Iterator[None]:
+    """Leave out what tests of the parts check, for a test of many rounds: it takes a third of the time."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def pytest_collection_finish() -> None:

@@ -16,6 +16,7 @@ import torch
 
 from tickets import body_of, signed_ticket
 from weft import wire
+from weft.chat.grammar import FormWanted
 from weft.codec.blocks import Blocks
 from weft.codec.build import build
 from weft.codec.codec import Codec
@@ -79,7 +80,7 @@ from weft.sync.round.rules import Durable, leader
 from weft.sync.round.shares import claim_of
 from weft.texts.chain import chain_of, joined, key_of
 from weft.texts.messages import OpenSequence, RowsOfText, TextRows, TokenDrawn, drawn_how, id_of
-from weft.texts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, rows_digest, weights_digest
+from weft.texts.receipts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, rows_digest, weights_digest
 from weft.verify.draw import Draw, drawn
 
 Vector = dict[str, str]
@@ -117,27 +118,36 @@ def text() -> Vector:
     }
 
 
-def text_opened() -> Vector:
+def opened_by_a() -> OpenSequence:
     key = key_of(SECRET, round=8)
-    return shown(
-        OpenSequence(
-            sequence=id_of(A.peer, SECRET),
-            secret=SECRET,
-            attempt=2,
-            stage=0,
-            round=8,
-            inward=C,
-            onward=B.peer,
-            most=64,
-            places=(0, 1, 2, 3),
-            chain=joined(chain_of(key, TEXT)),
-            key=key,
-            drawing=drawn_how(Drawing(temperature=0.5, seed=SEED)),
-            tokens=b"",
-            num_prompt=3,
-            stop_ids=(0,),
-        )
+    return OpenSequence(
+        sequence=id_of(A.peer, SECRET),
+        secret=SECRET,
+        attempt=2,
+        stage=0,
+        round=8,
+        inward=C,
+        onward=B.peer,
+        most=64,
+        places=(0, 1, 2, 3),
+        chain=joined(chain_of(key, TEXT)),
+        key=key,
+        drawing=drawn_how(Drawing(temperature=0.5, seed=SEED)),
+        tokens=b"",
+        num_prompt=3,
+        stop_ids=(0,),
     )
+
+
+def text_opened() -> Vector:
+    return shown(opened_by_a())
+
+
+def text_formed() -> Vector:
+    form = FormWanted(schema={"type": "boolean"}, ends=(0,)).to_json()
+    tokens = b"".join(token.to_bytes(4, "little") for token in TEXT)
+    call = msgspec.structs.replace(opened_by_a(), stage=1, inward=B.peer, onward=C, key=None, tokens=tokens, form=form)
+    return {"form": form.decode(), "digest": wire.digest_of(call)}
 
 
 def draw_of_token() -> Vector:
@@ -606,6 +616,7 @@ def encoded(chosen: Codec, numbers: list[float]) -> Vector:
 VECTORS: dict[str, Callable[[], Vector]] = {
     "text": text,
     "text-opened": text_opened,
+    "text-formed": text_formed,
     "draw": draw_of_token,
     "receipt": receipt,
     "frame": frame,

@@ -1,6 +1,7 @@
 """Every interleaving of three members within bounds: one manifest per branch and round, progress with a majority."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import pytest
@@ -108,10 +109,15 @@ def test_no_interleaving_commits_two_manifests_and_walks_at_random_come_upon_no_
     assert whole.committed() <= reduced.committed()
 
 
+@cache  # two tests look at what it has found
+def with_a_kill(run: str, num_parts: int = 1) -> Search:
+    return explored(ReducedSearch(first_base(3, num_parts, run), Bounds(num_attempts=2, num_kills=1)))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("run", [pytest.param("00", marks=pytest.mark.slow), OTHER_ORDER])
 def test_every_manifest_counts_each_payload_once_and_only_what_was_announced(run: str) -> None:
-    search = explored(ReducedSearch(first_base(3, run=run), Bounds(num_attempts=2, num_kills=1)))
+    search = with_a_kill(run)
     announced = {contribution(search.base, number, life) for number in range(3) for life in range(2)}
     for manifest in search.proposed():
         assert set(manifest.contributions) <= set(map(counted, announced))
@@ -148,8 +154,7 @@ def miscounted(search: Search) -> list[Manifest]:
     ],
 )
 def test_a_result_is_merged_from_what_its_manifest_counts_and_nothing_else(run: str, num_parts: int) -> None:
-    base = first_base(3, num_parts, run)
-    assert not miscounted(explored(ReducedSearch(base, Bounds(num_attempts=2, num_kills=1))))
+    assert not miscounted(with_a_kill(run, num_parts))
 
 
 def test_a_leader_that_plans_anew_after_a_crash_counts_what_was_not_merged(monkeypatch: pytest.MonkeyPatch) -> None:

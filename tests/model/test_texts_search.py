@@ -246,7 +246,7 @@ class Search:
         return asker
 
     def _told(self, world: World, event: Any, made_of: Ghost | None = None) -> World:
-        alive = tuple(state != self._dead for state in world.members)
+        alive = tuple([state != self._dead for state in world.members])
         key = (world.asker, (event, made_of), alive)
         if key not in self._heard:
             before = self._asker(world)
@@ -255,7 +255,7 @@ class Search:
                 raise Mixed(before, event, made_of)
             self._heard[key] = self._askers.of(asker), sent
         after, sent = self._heard[key]
-        return world._replace(asker=after, sent=world.sent | sent)
+        return self._changed(world, after, world.members, sent)
 
     def _step(self, asker: Asker, event: texts.Event, alive: tuple[bool, ...]) -> tuple[Asker, int]:
         text, effects = texts.step(asker.text, event)
@@ -309,6 +309,13 @@ class Search:
     def _reply(self, said: Said) -> int:
         return 1 << self._mail.of(Mail(ASKER, said))
 
+    def _changed(self, world: World, asker: int, states: tuple[int, ...], sent: int) -> World:
+        """Return the world after that; itself where nothing is new, as mostly where what was said comes again."""
+        sent |= world.sent
+        if asker == world.asker and states is world.members and sent == world.sent:
+            return world
+        return World(asker, states, sent, world.num_kills, world.num_logs_lost)
+
     # --- members ---
 
     def _with(self, world: World, number: int, state: int) -> World:
@@ -326,7 +333,10 @@ class Search:
             state, sent = self._take(self._states.things[key[0]], mail.to, mail.said)
             self._taken[key] = self._states.of(state), sent
         after, sent = self._taken[key]
-        return self._with(world, mail.to, after)._replace(sent=world.sent | sent)
+        if after == world.members[mail.to]:
+            return self._changed(world, world.asker, world.members, sent)
+        states = (*world.members[: mail.to], after, *world.members[mail.to + 1 :])
+        return self._changed(world, world.asker, states, sent)
 
     def _take(self, state: State, number: int, said: Said) -> tuple[State, int]:
         match said:
@@ -418,7 +428,8 @@ class Search:
         pytest.param(Bounds(), marks=pytest.mark.full),
         pytest.param(Bounds(num_tokens=2, num_attempts=2, num_kills=0), marks=pytest.mark.full),
         pytest.param(Bounds(num_tokens=3, num_attempts=1, has_guesses=True), marks=pytest.mark.full),
-        pytest.param(Bounds(num_tokens=2, num_kills=0, rests=True), marks=pytest.mark.full),
+        pytest.param(Bounds(num_tokens=1, num_kills=0, rests=True), marks=pytest.mark.full),
+        pytest.param(Bounds(num_tokens=2, num_kills=0, rests=True), marks=pytest.mark.slow),
         pytest.param(Bounds(num_tokens=2, num_kills=0, has_guesses=True), marks=pytest.mark.slow),
         pytest.param(Bounds(num_tokens=2, has_guesses=True), marks=pytest.mark.slow),
         pytest.param(Bounds(num_tokens=2), marks=pytest.mark.slow),

@@ -31,6 +31,7 @@ def _fast() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, shared():
         for name in ("os.fsync", "weft.store.journal._flush"):
             patch.setattr(name, lambda _handle: None)
+        patch.setattr("weft.store.rounds._SYNCHRONOUS", "OFF")
         yield
     jaxtyping.config.update("jaxtyping_disable", False)
 

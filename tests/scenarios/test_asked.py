@@ -26,7 +26,8 @@ from weft.stages.holdings import MOVES
 from weft.texts import section
 from weft.texts.beside import serving, versions
 from weft.texts.beside.serving import Serving
-from weft.texts.entry import Entry, NoPath
+from weft.texts.entry import Entry
+from weft.texts.no_path import NoPath
 
 Copies = dict[tuple[int, int], torch.Tensor]  # of a piece after a round
 PROMPT = (3, 1, 4, 1, 5)
@@ -76,7 +77,7 @@ def of_whole(run: StagedConfig, copies: Copies, round: int) -> list[int]:
 def test_text_is_of_one_round_while_training_goes_on_and_somebody_dies(
     tmp_path: Path, copies: Copies, is_tied: bool
 ) -> None:
-    run = sealed(tmp_path, num_steps=40, is_tied=is_tied)
+    run = sealed(tmp_path, num_steps=30, is_tied=is_tied)
     assert isinstance(run.config, StagedConfig)
     config = run.config
     found: list[tuple[int, list[int]]] = []
@@ -188,7 +189,7 @@ def test_rounds_with_texts_beside_are_those_without_to_the_bit(tmp_path: Path, c
 def test_a_text_and_training_go_on_where_a_member_of_its_path_pauses_leaves_or_moves(
     tmp_path: Path, copies: Copies, how: str
 ) -> None:
-    run = sealed(tmp_path, num_steps=60)
+    run = sealed(tmp_path, num_steps=40)
     assert isinstance(run.config, StagedConfig)
     found: list[tuple[int, list[int]]] = []
 

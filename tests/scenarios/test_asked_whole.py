@@ -1,6 +1,7 @@
 """Members of a run without stages draw text for whoever asks, each with the whole model, and train as they would."""
 
 import asyncio
+import json
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 
@@ -11,6 +12,8 @@ import torch
 from scenarios.askers import asker, begun, round_of, until_drawn
 from scenarios.swarm import BATCH, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
+from weft.chat.grammar import Forms, FormWanted
+from weft.chat.vocabulary import Vocabulary
 from weft.engine.draw import Drawing
 from weft.engine.engine import Wanted
 from weft.events import Notice
@@ -26,8 +29,9 @@ from weft.texts import section
 from weft.texts.beside import share, versions
 from weft.texts.beside.serving import Serving
 from weft.texts.beside.share import Beside
-from weft.texts.entry import Entry, NoPath
+from weft.texts.entry import Entry
 from weft.texts.member import Member as TextMember
+from weft.texts.no_path import NoPath
 from weft.texts.section import Section
 
 PROMPT = (3, 1, 4, 1, 5)
@@ -93,6 +97,34 @@ def test_a_text_is_of_one_rounds_model_and_goes_on_though_who_draws_it_is_killed
     assert len({round for round, _ in found}) > 1
     for round, tokens in found:
         assert tokens == of_model(swarm, copies[round])
+
+
+@pytest.mark.full
+def test_an_answer_of_a_form_is_of_that_form_though_who_draws_it_is_killed(
+    make_swarm: MakeSwarm, copies: Copies
+) -> None:
+    swarm = make_swarm(num_rounds=60, num_peers=3, learns=True)
+    vocabulary = Vocabulary(swarm.sealed.tokenizer)
+    form = Forms(vocabulary, swarm.run_config.model.vocab_size).made(FormWanted(schema={"enum": ["red", "green"]}))
+    answers = list[str]()
+
+    async def scenario() -> None:
+        members = await swarm.start("abc", settings=DRAWS)
+        async with asking(swarm, members) as entry:
+            await until_drawn(entry)
+            for number in range(2):
+                text, tokens, _ = await begun(entry, Wanted("key", PROMPT, NUM, constraint=form.copy()))
+                if number == 1:
+                    (under,) = entry._under_way.values()
+                    swarm.kill(next(each for each in members if each.id == under.peers[0]))
+                tokens += [drawn.token async for drawn in text]
+                assert text.ended == "stop"
+                answers.append(b"".join(map(vocabulary.piece, tokens)).decode())
+        one_replica(await swarm.done(*(each for each in members if each.life.is_running)))
+
+    swarm.run(scenario)
+    swarm.check()
+    assert {json.loads(answer) for answer in answers} <= {"red", "green"}
 
 
 @pytest.mark.full

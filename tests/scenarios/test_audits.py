@@ -10,7 +10,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from scenarios.cheats import CHEATS, FalseMoments, NoWork, Slower
+from scenarios.cheats import CHEATS, FalseMoments, Flip, HalfTheSteps, Noise, NoWork, OtherText, Slower
 from scenarios.swarm import Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from scenarios.theatre import make_run_file
@@ -22,6 +22,7 @@ from weft.peer.audit.merges import Merge, Merges
 from weft.peer.audit.outcome import Found
 from weft.peer.audit.trace import Trace
 from weft.peer.audit.worker import Worker
+from weft.peer.group.records import lease_of
 from weft.peer.messages import AuditAnswer, AuditRequest, Gathered
 from weft.peer.round.driver import RoundDriver
 from weft.peer.round.merge import RoundMerger
@@ -36,6 +37,7 @@ from weft.sync.method.presets import DiLoCoConfig, FedAvgConfig, MethodConfig, P
 from weft.sync.records.messages import Certificate, Manifest, Ready
 from weft.sync.records.work import link
 from weft.training.trainer import Trainer
+from weft.verify.suspicion import TIMES
 from weft.wire import Buffer
 
 ALWAYS = AuditedTrust(audit_rate=1.0)
@@ -48,7 +50,9 @@ METHODS: tuple[MethodConfig, ...] = (
 
 
 SOME = [METHODS[0], *(pytest.param(each, marks=pytest.mark.full) for each in METHODS[1:])]
+FIRST = [METHODS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in METHODS[1:])]
 QUICK = (NoWork, FalseMoments)
+LIKE_OTHERS = (Noise, Flip, HalfTheSteps, OtherText)  # plainer than one of the rest
 
 
 def audits(swarm: Swarm) -> list[WorkAudited]:
@@ -133,11 +137,18 @@ def play(swarm: Swarm, why: str) -> None:
 
 @pytest.mark.parametrize(
     "cheat",
-    [each if each in QUICK else pytest.param(each, marks=pytest.mark.full) for each in CHEATS],
+    [
+        *(
+            pytest.param(each, marks=() if each in QUICK else pytest.mark.full)
+            for each in CHEATS
+            if each not in LIKE_OTHERS
+        ),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in LIKE_OTHERS),
+    ],
     ids=lambda each: each.__name__,
 )
 def test_who_computes_something_else_is_struck_out(make_swarm: MakeSwarm, cheat: type[Trainer]) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=24, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
     made = count()
     swarm.make_trainer = lambda *given: (cheat if next(made) == 3 else Trainer)(*given)
     play(swarm, r"done again what it says it has done|refuse this key")
@@ -176,7 +187,7 @@ def test_one_bit_of_a_state_is_enough_in_exact_numbers(make_swarm: MakeSwarm) ->
 def test_who_brings_more_than_its_steps_came_to_is_struck_out(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=24, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
     encode = Carry.encode
 
     def longer(carry: Carry, *given: Any, **named: Any) -> Any:
@@ -197,7 +208,7 @@ def test_who_brings_more_than_its_steps_came_to_is_struck_out(
 def test_who_goes_on_from_parameters_of_its_own_is_struck_out(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=24, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
     begin = Trace.begin
 
     def stale(trace: Trace, head: Manifest, holder: PeerId) -> None:
@@ -214,7 +225,7 @@ def test_who_goes_on_from_parameters_of_its_own_is_struck_out(
 def test_who_gives_auditors_no_answer_is_removed_with_the_third_round(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=24, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
     answer = Worker._on_request
 
     async def silent(worker: Worker, peer: PeerId, request: AuditRequest) -> AuditAnswer:
@@ -285,7 +296,7 @@ def test_where_all_merge_for_themselves_no_owner_is_audited(make_swarm: MakeSwar
 def test_an_owner_that_merges_something_else_is_struck_out(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=24, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
     reply = RoundMerger._reply
 
     def lie(merger: RoundMerger, work: Any, mean: torch.Tensor) -> Any:
@@ -330,7 +341,7 @@ def test_an_owner_that_shows_nobody_what_it_has_merged_is_removed_with_the_third
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it brings to its own part nobody else has."""
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=24, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
     only_shown(monkeypatch, lambda merges, _peer, _wanted: not is_of(merges, swarm, "d"))
     play(swarm, "it did not show auditors")
     enacted = swarm.member("a").life.seen(ActEnacted)
@@ -417,7 +428,7 @@ def test_a_leader_can_lay_no_result_at_another_ones_door(
     assert of_merging(swarm) == []
 
 
-@pytest.mark.parametrize("method", SOME, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("method", FIRST, ids=lambda each: type(each).__name__)
 def test_who_is_late_or_killed_or_stops_is_found_honest(make_swarm: MakeSwarm, method: MethodConfig) -> None:
     """What one round did not count goes on in the next lease, from the same distance to other parameters."""
     swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=14, num_peers=4, learns=True)
@@ -451,6 +462,119 @@ def test_who_is_late_or_killed_or_stops_is_found_honest(make_swarm: MakeSwarm, m
     assert doubts(swarm) == []
     assert of_merging(swarm) == []
     assert [event for life in swarm.lives for event in life.seen(ActEnacted)] == []
+
+
+class OneLease(Trainer):
+    """Steps up the gradient on some samples, whenever it makes these steps."""
+
+    false: frozenset[int] = frozenset()
+    _is_false = False
+
+    def _fill(self, positions: Any) -> Any:
+        self._is_false = not self.false.isdisjoint(map(int, positions))
+        return super()._fill(positions)
+
+    def _descend(self, norm: float, rate: float) -> float:
+        if self._is_false:
+            self._model.gradient.neg_()
+        return super()._descend(norm, rate)
+
+
+def killed_and_back(swarm: Swarm, begin: Callable[[bool], None]) -> None:
+    """Play a run in which d is false for about a round, and all others are killed before they have found it.
+
+    Args:
+        begin: told that d begins to be false, or that it has ended and all is shown.
+    """
+
+    async def scenario() -> None:
+        a, b, c, d = await swarm.start("abcd")
+        await swarm.round(d, 4)
+        begin(True)
+        await swarm.round(d, 6)
+        for member in (a, b, c):
+            swarm.kill(member)
+            swarm.launch(member)
+        begin(False)
+        one_replica(await swarm.done(a, b, c))
+        with pytest.raises(Removed, match=r"done again what it says it has done|refuse this key"):
+            await d.lives[-1].task
+
+    swarm.run(scenario)
+
+
+def test_members_that_were_killed_do_the_audits_that_they_were_drawn_for(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=12, num_peers=4, learns=True)
+    made, false = count(), list[OneLease]()
+
+    def make_trainer(*given: Any) -> Trainer:
+        if next(made) != 3:
+            return Trainer(*given)
+        false.append(OneLease(*given))
+        return false[0]
+
+    swarm.make_trainer = make_trainer
+    answer, is_silent = Worker._on_request, [False]
+
+    async def later(worker: Worker, peer: PeerId, request: AuditRequest) -> AuditAnswer:
+        if is_silent[0]:
+            return AuditAnswer(is_ready=False, reason="later")
+        return await answer(worker, peer, request)
+
+    monkeypatch.setattr(Worker, "_on_request", later)
+
+    def begin(is_false: bool) -> None:
+        is_silent[0] = is_false
+        if is_false:
+            d = swarm.member("d")
+            false[0].false = frozenset(map(int, lease_of(d.life.peer.head.leases, d.id)))
+
+    killed_and_back(swarm, begin)
+    assert struck_out(swarm).startswith("it came to other")
+    assert {doubt.member for doubt in doubts(swarm, but="d")} == {swarm.member("d").id}
+
+
+@pytest.mark.full
+def test_members_that_were_killed_merge_again_the_parts_that_they_were_drawn_for(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=12, num_peers=4, learns=True)
+    reply, is_false = RoundMerger._reply, [False]
+
+    def lie(merger: RoundMerger, work: Any, mean: torch.Tensor) -> Any:
+        lies = is_false[0] and work.is_mine and merger is swarm.member("d").life.peer.rounds.merger
+        return reply(merger, work, mean.mul(-1) if lies else mean)
+
+    monkeypatch.setattr(RoundMerger, "_reply", lie)
+    only_shown(monkeypatch, lambda merges, peer, _wanted: not is_false[0] or merges._context.node.peer == peer)
+
+    def begin(now: bool) -> None:
+        is_false[0] = now
+
+    killed_and_back(swarm, begin)
+    assert "it has merged something else" in struck_out(swarm)
+
+
+@pytest.mark.full
+def test_who_was_killed_looks_at_some_as_often_as_before(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=AuditedTrust(audit_rate=0.1), num_rounds=16, num_peers=4, learns=True)
+
+    async def scenario() -> None:
+        a, b, c, d = members = await swarm.start("abcd")
+        await swarm.round(a, 4)
+        work = next(each.work for each in a.life.peer.head.contributions if each.peer == d.id)
+        a.life.peer._audits._conclude(d.id, a.life.peer.head.round, work, 0, Found("unanswered", "not today"), None)
+        swarm.kill(a)
+        swarm.launch(a)
+        await swarm.round(a, 14)
+        mine, other = a.life.peer._audits.suspicion, b.life.peer._audits.suspicion
+        assert mine.times(c.id) == other.times(c.id) == 1.0, "by now it is not new"
+        assert (mine.times(d.id), other.times(d.id)) == (TIMES, 1.0), "it had not answered"
+        one_replica(await swarm.done(*members))
+
+    swarm.run(scenario)
 
 
 def test_machines_that_only_take_the_time_of_training_are_not_audited(tmp_path: Path) -> None:

@@ -83,7 +83,11 @@ def said(swarm: Swarm, kind: type[Event]) -> dict[str, list[Event]]:
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("spoil", "what"),
-    [(times_the_rate(10), "update"), (times_the_rate(1 / 30), "update"), (garbage, "loss")],
+    [
+        (times_the_rate(10), "update"),
+        pytest.param(times_the_rate(1 / 30), "update", marks=pytest.mark.slow),
+        (garbage, "loss"),
+    ],
     ids=["rate too high", "rate too low", "garbage"],
 )
 def test_everybody_names_who_strays_and_nobody_else(make_swarm: MakeSwarm, spoil: Spoil, what: str) -> None:

@@ -68,7 +68,7 @@ def by_method(*quick: str) -> pytest.MarkDecorator:
 
 
 @pytest.mark.full
-@by_method("sparseloco", "cocktail", "pulse")
+@by_method("sparseloco", "pulse")
 def test_one_dies_in_the_middle_of_a_round_and_another_joins(make_swarm: MakeSwarm, method: MethodConfig) -> None:
     swarm = make_swarm(method=method, num_rounds=9)
 
@@ -87,7 +87,7 @@ def test_one_dies_in_the_middle_of_a_round_and_another_joins(make_swarm: MakeSwa
 
 
 @pytest.mark.full
-@by_method("sparseloco", "pulse")
+@by_method("sparseloco")
 def test_the_mean_of_a_group_is_sent_whole(make_swarm: MakeSwarm, method: MethodConfig) -> None:
     swarm = make_swarm(method=method, num_rounds=6, num_peers=NUM, electors=3)
 

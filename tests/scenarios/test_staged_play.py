@@ -56,8 +56,15 @@ LAB = Kind(name="lab", count=6, tokens_per_s=200.0, delay_ms=5.0)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("compute", ["real", "cost"])
-@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize(
+    ("compute", "is_tied"),
+    [
+        ("real", False),
+        ("cost", True),
+        pytest.param("real", True, marks=pytest.mark.slow),
+        pytest.param("cost", False, marks=pytest.mark.slow),
+    ],
+)
 def test_six_machines_complete_a_run_and_agree_on_each_stage(tmp_path: Path, compute: str, is_tied: bool) -> None:
     found, _ = played(tmp_path, scenario(LAB, compute=compute), 6, is_tied=is_tied)
     assert found.broken == ()

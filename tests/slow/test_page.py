@@ -23,8 +23,10 @@ from weft.events import (
     Notice,
     PeerStopped,
     Sampled,
+    WorkAudited,
+    WorkDoubted,
 )
-from weft.ids import PeerId, Round, Tokens
+from weft.ids import Digest, PeerId, Round, Tokens
 
 pytestmark = IS_NEEDED
 
@@ -180,3 +182,38 @@ def test_it_can_be_read_by_everybody(browser: Any, live: Log, width: int, theme:
     assert page.evaluate("() => document.documentElement.scrollWidth") <= width
     assert page.get_attribute("#theme", "aria-pressed") == str(theme == "dark").lower()
     context.close()
+
+
+def audits() -> Iterator[bytes]:
+    """Yield what two members that audit each other have found."""
+    name = Digest("d" * 64)
+    for number in range(1, 13):
+        equal = WorkAudited(round=Round(number), member=B, work=name, num_steps=1, distance=2e-6)
+        yield told(A, 1405.0 + number / 10, equal)
+    found = {"round": Round(13), "member": A, "work": name, "num_steps": 1, "why": "it came to other parameters"}
+    yield told(B, 1407.0, WorkDoubted(**found, outcome="differs", distance=0.25))
+
+
+def test_a_run_that_audits_shows_who_audited_whom_and_another_shows_nothing(page: Any, live: Log) -> None:
+    waits_for(page, "#round", "40")
+    assert not page.is_visible("#audits-panel")
+    live.grow(*audits())
+    waits_for(page, "#audits-words", "13 of 80 contributions audited (16 %). Done again: 13 training steps")
+    rows = page.locator("#audits-peers tr").all_inner_texts()
+    assert [row.split("\t") for row in rows] == [
+        ["anna", "1", "0", "1", "0", "0.25"],
+        [HOSTILE, "12", "12", "0", "0", "2.0e−6"],
+    ]
+    assert page.locator("#audits-latest tr").count() == 8
+    assert page.locator("#audits-latest tr").first.inner_text().split("\t")[1:6] == [
+        *("13", HOSTILE, "anna", "1 training step", "differs")
+    ]
+    page.focus("#audits-more")
+    page.keyboard.press("Enter")
+    waits_for(page, "#audits-more", "Show fewer")
+    assert page.locator("#audits-latest tr").count() == 13
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="the extra page is not installed")
+    assert page.locator("#audits-panel caption").count() == 2
+    assert page.faults == []
+    found = axe.Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()

@@ -9,9 +9,9 @@ import pytest
 import torch
 from benchmarks._signed_texts import HONEST, Cheat, SignedText, play, stages_of
 
-from unit.texts.test_audit import CHEATS, VECTOR, WIDE, judged, prompts
+from unit.texts.receipts.test_audit import CHEATS, VECTOR, WIDE, judged, prompts
 from weft.engine.numbers import Kind
-from weft.texts.audit import Bounds, Verdict, calibrated, verdict
+from weft.texts.receipts.audit import Bounds, Verdict, calibrated, verdict
 
 pytestmark = pytest.mark.slow
 

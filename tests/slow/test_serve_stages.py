@@ -57,6 +57,7 @@ SHORT, NUM_AT_ONCE = Asked("Who is there?", 16), 8
 PROSE = Asked("The members of a stage", 120)
 READ = Asked("def answer(number):\n    return number * 6\n" * 15, 40)  # it is read in several steps
 LONG = Asked(READ.prompt, 640)
+FORM = {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 3, "maxItems": 3}
 IN_PREFILL = -1  # once its path is known, and before a token is
 MOMENTS = {IN_PREFILL: READ, 0: PROSE, 1: CODE, 5: PROSE, 64: CODE, 512: LONG}  # after the token of this number
 DRAWS = "this peer draws text"
@@ -110,6 +111,21 @@ class Answers:
     def texts(self, asks: Asked) -> Iterator[str]:
         """Yield the same piece by piece, of an answer that may share pages with others."""
         return (choice["text"] for choice in self.pieces(asks, 0))
+
+    def of_form(self, schema: dict[str, Any]) -> str:
+        """Return an answer that is held to a schema."""
+        line = http.client.HTTPConnection(self._at.hostname or "", self._at.port, timeout=ANSWER_S)
+        format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+        asked = {"model": "answers", "messages": [{"role": "user", "content": "Who?"}], "response_format": format}
+        asked |= {"temperature": 0.8, "seed": 7, "max_tokens": 200}
+        line.request("POST", "/v1/chat/completions", json.dumps(asked), {"content-type": "application/json"})
+        reply = line.getresponse()
+        told = reply.read()
+        line.close()
+        assert reply.status == 200, told
+        (choice,) = json.loads(told)["choices"]
+        assert choice["finish_reason"] == "stop"
+        return str(choice["message"]["content"])
 
     def end(self) -> None:
         self.process.kill()
@@ -198,6 +214,8 @@ def test_answers_come_whole_and_the_same_though_a_member_of_their_path_is_killed
                 told.take(choice)
             assert told.is_whole
             assert told.course["mends"] == []
+        formed = {served.of_form(FORM) for _ in range(2)}
+        assert [len(json.loads(each)) for each in formed] == [3]
         # The founder stays: with it the run's ticket would go.
         cases = [(kill, moment) for kill in KILLS for moment in MOMENTS]
         for number, (kill, moment) in enumerate(islice(cycle(cases), NUM_KILLS)):

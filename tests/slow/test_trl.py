@@ -128,7 +128,7 @@ def masks(source: str, chats: list[list[dict[str, str]]]) -> Iterator[tuple[list
 def rendered(source: str, tokens_of: str, chats: list[list[dict[str, str]]]) -> Iterator[tuple[list[int], list[int]]]:
     json_bytes, _ = tokenizer_of(tokens_of)
     renderer = Renderer(
-        Template(source, {"bos_token": BOS, "eos_token": EOS}), Vocabulary(JsonTokenizer(json_bytes, None))
+        Template(source, {"bos_token": BOS, "eos_token": EOS}), Vocabulary(JsonTokenizer(json_bytes, None)), 0.0
     )
     for number, messages in enumerate(chats):
         found = renderer.render(Conversation(str(number), f"number {number}", tuple(messages)))

@@ -2,7 +2,7 @@
 
     exact       it is the answer, but for white space around it, and a full stop after it
     contains    the answer stands in it
-    number      the last number in it is the answer's, to the last digit
+    number      the last number in it is the answer's, to the last digit; 1e5 is 100000
     json        it is JSON of the same value, numbers to the last digit
     schema      it is JSON that fits the answer, a JSON Schema (`schemas`)
     tests       its Python code passes the answer, which is code with assertions (`sandbox`)
@@ -21,7 +21,7 @@ from weft.chat import sandbox, schemas
 
 Match = Literal["exact", "contains", "number", "json", "schema", "tests"]
 MATCHES: tuple[Match, ...] = get_args(Match)
-_NUMBER = re.compile(r"(?<![\d.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?![\d])")
+_NUMBER = re.compile(r"(?<![\d.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?!\d)(?:[eE][-+]?\d+(?!\.?\d))?")
 _LITERAL = re.compile(r"([-+]?)(\d*)(?:\.(\d*))?(?:[eE]([-+]?)0*(\d+))?")
 _MAX_EXPONENT_DIGITS = 18
 _MAX_DEPTH = 100  # of JSON: Python's own reader takes ten times as much, and each version another depth
@@ -57,7 +57,10 @@ def matches(match: Match, said: str, answer: str) -> bool:
             return answer.strip() in said
         case "number":
             found, wanted = _NUMBER.findall(said), _NUMBER.findall(answer)
-            return bool(found and wanted and _number(found[-1]) == _number(wanted[-1]))
+            try:
+                return bool(found and wanted and _number(found[-1]) == _number(wanted[-1]))
+            except ValueError:
+                return False
         case "json":
             try:
                 return bool(_json(said) == _json(answer))

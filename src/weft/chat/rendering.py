@@ -48,7 +48,7 @@ class Renderer:
         wall_s: seconds since 1970, for templates that say the date: the same for all conversations.
     """
 
-    def __init__(self, template: Template, vocabulary: Vocabulary, wall_s: float = 0.0) -> None:
+    def __init__(self, template: Template, vocabulary: Vocabulary, wall_s: float) -> None:
         self._template, self._vocabulary, self._wall_s = template, vocabulary, wall_s
 
     def render(self, conversation: Conversation) -> Rendered:

@@ -94,7 +94,7 @@ class Asking:
         wall_s: seconds since 1970, for templates that say the date.
     """
 
-    def __init__(self, template: Template, vocabulary: Vocabulary, wall_s: float = 0.0) -> None:
+    def __init__(self, template: Template, vocabulary: Vocabulary, wall_s: float) -> None:
         self._template, self._vocabulary, self._wall_s = template, vocabulary, wall_s
 
     def prompt(self, task: Task) -> list[int]:

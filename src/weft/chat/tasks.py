@@ -16,8 +16,6 @@ names a group of tasks. `match` says when a text that was drawn is right:
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +161,4 @@ def _text(answer: Any, match: Match, place: str) -> str:
         return msgspec.json.encode(json_value(answer, f"{place}: answer")).decode()
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         raise DataError(f"{place}: the answer is neither text nor a number. Write it as one of them.")
-    if match == "number" and isinstance(answer, float) and isfinite(answer):
-        return format(Decimal(repr(answer)), "f")  # without an exponent, which would be a number of its own
     return label_of(answer, f"{place}: answer")

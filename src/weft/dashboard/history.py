@@ -24,6 +24,7 @@ import msgspec
 from msgspec import UNSET
 
 from weft import events
+from weft.dashboard.audits import STEPS, Audit, Audits, AuditsNow, distance_of, outcome_of, what_of
 from weft.dashboard.figures import is_away
 from weft.dashboard.stages import StageNow, stage_of
 from weft.dashboard.view import About, Line, View, update
@@ -66,6 +67,7 @@ class Now:
     heldout: float | None
     num_events: tuple[int, ...]  # by severity
     peers: tuple[PeerNow, ...]
+    audits: AuditsNow
     stages: tuple[StageNow, ...] = ()
     num_watching: int = 0
 
@@ -75,7 +77,7 @@ Tree = dict[str, Any]
 
 LISTS = (
     *("peers", "states", "links", "rounds", "turns", "train", "heldout", "bytes"),
-    *("proofs", "samples", "methods", "events", "advice", "stages", "moves", "beside", "watching"),
+    *("proofs", "samples", "methods", "events", "advice", "stages", "moves", "beside", "watching", "audits"),
 )
 MAX_ROWS = 400_000  # of all lists together: a page holds them all
 MAX_WAITING = 64  # peers that take no part, and events of each
@@ -95,6 +97,7 @@ class History:
         self._counted: Counter[PeerId] = Counter()  # tokens
         self._committed: set[tuple[int | None, str, int]] = set()
         self._shown: set[int] = set()  # rounds that are the run's
+        self._audits = Audits()
         self._num_rounds = 0
         self._num_watching = 0
         self._waiting: dict[PeerId, list[Row]] = {}  # of events, of who takes no part
@@ -147,6 +150,7 @@ class History:
             heldout=self._heldout,
             num_events=tuple(self._num_events),
             peers=tuple(map(self._peer_now, self._numbers)),
+            audits=self._audits.now,
             stages=view.cut.now,
             num_watching=view.num_watching,
         )
@@ -260,6 +264,8 @@ class History:
                 self._see(own, at, event)
             case events.RoundCommitted():
                 self._commit(before, own, entry, event)
+            case events.WorkAudited() | events.WorkDoubted() | events.MergeAudited() | events.MergeDoubted():
+                self._audit(at, own, event)
             case events.PayloadOffered(round=round, tokens=tokens):
                 self._offered[entry.peer] = (round, tokens)
             case events.Evaluated(
@@ -289,6 +295,14 @@ class History:
                 self._add("links", [at, own, self._number(remote), printable(transport)])
             case events.LinkDown(remote=remote) if remote in self.view.peers:
                 self._add("links", [at, own, self._number(remote), ""])
+
+    def _audit(self, at: float, own: int, event: Audit) -> None:
+        """Add what a member has found of another's work: training steps, how many, or a part, which."""
+        self._audits.take(event)
+        what = what_of(event)
+        num = event.num_steps if isinstance(event, events.WorkAudited | events.WorkDoubted) else event.part
+        row = [at, own, self._number(event.member), event.round, what == STEPS, num]
+        self._add("audits", [*row, outcome_of(event), distance_of(event)])
 
     def _visits(self, before: View, at: float) -> None:
         """Add the links of who begins to take part, and how many do not."""
@@ -323,6 +337,7 @@ class History:
             self._add("rounds" if is_run_s else "beside", [*self._round_row(at, commit), *_column(commit)])
             if is_run_s:
                 self._num_rounds += 1
+                self._audits.count(commit.round, commit.contributors)
                 self._shown.add(commit.round)
         if view.committed_tokens > before.committed_tokens:  # else it is of a lesser branch, or was told before
             moved = view.sent_nbytes + view.received_nbytes

@@ -30,9 +30,11 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from weft.clock import Clock, SystemClock
+from weft.dashboard.audits import OUTCOMES, WHATS
 from weft.dashboard.history import History, Now
 from weft.dashboard.words import SEVERITIES
 from weft.events import Entry
+from weft.ids import PeerId
 from weft.observe.redact import public_entry
 from weft.web.web import HEADERS, page_routes
 
@@ -249,6 +251,31 @@ class _Collector:
         yield from (up, speed, at_round, counted, missed, moved)
         if now.stages:
             yield from _of_stages(now)
+        rate = self._history.run.audit_rate
+        if rate is not None:
+            yield GaugeMetricFamily("weft_audit_rate", "Chance that a contribution is audited.", value=rate)
+        if rate is not None or now.audits.num:
+            yield from _of_audits(now)
+
+
+def _of_audits(now: Now) -> Iterator[Metric]:
+    audits = now.audits
+    yield CounterMetricFamily("weft_contributions", "Contributions that rounds counted.", value=audits.num_counted)
+    yield CounterMetricFamily(
+        "weft_audited_contributions", "Of these, whose training steps others looked at.", value=audits.num_audited
+    )
+    yield CounterMetricFamily("weft_audited_steps", "Training steps that were done again.", value=audits.num_steps)
+    found = CounterMetricFamily("weft_audits", "Audits by what was done again and the result.", labels=["of", "result"])
+    for of in WHATS:
+        for result in OUTCOMES:
+            found.add_metric([of, result], audits.num_by.get((of, result), 0))
+    yield found
+    each = CounterMetricFamily("weft_peer_audits", "Audits of a peer by result.", labels=["peer", "name", "result"])
+    for peer in now.peers:
+        if (of_it := audits.of.get(PeerId(peer.key))) is not None:
+            for result, num in zip(OUTCOMES, of_it.nums, strict=True):
+                each.add_metric([peer.key[:16], peer.name, result], num)
+    yield each
 
 
 def _of_stages(now: Now) -> Iterator[Metric]:

@@ -22,6 +22,7 @@ from msgspec import UNSET
 from weft import events
 from weft.config import dump
 from weft.dashboard import figures
+from weft.dashboard.audits import OUTCOMES, share
 from weft.dashboard.chart import Curve, chart
 from weft.dashboard.history import PeerNow
 from weft.dashboard.run import Run
@@ -100,6 +101,7 @@ def told_of(run: Run, evaluations: Sequence[Evaluation] = ()) -> list[Section]:
         *_tasks(evaluations),
         Section("Peers", table=_peers(now.peers)),
         *_stages(run, tree),
+        *_audits(run),
         Section("Faults survived", *_faults(run, tree)),
         Section("Environment", table=_environment(now.peers)),
         *_configuration(run),
@@ -363,6 +365,27 @@ def _stages(run: Run, tree: dict[str, Any]) -> list[Section]:
         "stage: the first, if its peers are among those heard."
     )
     return [Section("Stages", (what, *filter(None, [more]), *moves[-MAX_FAULTS:]), (head, *table))]
+
+
+def _audits(run: Run) -> list[Section]:
+    now, rate = run.history.now, run.history.run.audit_rate
+    audits = now.audits
+    if rate is None and not audits.num:
+        return []
+    head = ("peer", "audited", *OUTCOMES, "largest distance")
+    rows = [
+        (
+            _called(run, peer),
+            *(f"{num:,}" for num in (found.num, *found.nums)),
+            "-" if found.distance is None else f"{found.distance:.2g}",
+        )
+        for peer in now.peers
+        if (found := audits.of.get(PeerId(peer.key))) is not None
+    ]
+    texts = [share(audits, rate)]
+    if any(not peer.is_heard for peer in now.peers):
+        texts.append(f"These are the audits that {_whose(run)} made: of those that others made there is no log here.")
+    return [Section("Audits", tuple(texts), (head, *rows))]
 
 
 def _called(run: Run, peer: PeerNow) -> str:

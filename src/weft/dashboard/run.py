@@ -230,12 +230,15 @@ def about_of(run: "Genesis", settings: Settings | None = None) -> About:
     """
     from weft.run.config import RunConfig  # needs torch, as the next
     from weft.run.staged import StagedConfig
+    from weft.run.trust import AuditedTrust
 
     known = replace(about(run.name, run.run, settings or run.settings), num_parameters=run.num_parameters)
     if isinstance(run, RunConfig) and run.train.loss is not UNSET:
         known = replace(known, loss_of="pair")
     if isinstance(run, RunConfig) and run.reward is not UNSET:
         known = replace(known, loss_of="answer")
+    if isinstance(run, RunConfig) and isinstance(run.trust, AuditedTrust):
+        known = replace(known, audit_rate=run.trust.audit_rate)
     return replace(known, layers=layers_of(run.cuts)) if isinstance(run, StagedConfig) else known
 
 

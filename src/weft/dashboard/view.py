@@ -56,6 +56,7 @@ class About:
     method: str | None = None
     layers: tuple[str, ...] = ()  # of each stage, in words; empty: the run has none, as far as is known
     loss_of: str = "token"  # what a loss is of, in one word
+    audit_rate: float | None = None  # the chance that a contribution is audited; None: none is, as far as is known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +232,10 @@ def taking_part(entry: events.Entry) -> tuple[PeerId, ...]:
         case events.MemberSuspected(member=member) | events.MemberRecovered(member=member):
             return (*own, member)
         case events.MemberGone(member=member) | events.MemberLeft(member=member):
+            return (*own, member)
+        case events.WorkAudited(member=member) | events.WorkDoubted(member=member):
+            return (*own, member)
+        case events.MergeAudited(member=member) | events.MergeDoubted(member=member):
             return (*own, member)
         case events.RoundCommitted(contributors=contributors, left_out=left_out):
             return (*own, *contributors, *left_out)

@@ -479,10 +479,10 @@ _ROWS: dict[type[Event], _Row] = {
         ),
     ),
     events.WorkAudited: _Row(
-        ROUTINE, plain="{me:peer} did {num_steps:training steps} of {member:peer} again: they are what it says"
+        ROUTINE, plain="has done {num_steps:training steps} of {member:peer} again: they are what it says"
     ),
     events.MergeAudited: _Row(
-        ROUTINE, plain="{me:peer} merged part {part} of round {round} again: it is what {member:peer} has found"
+        ROUTINE, plain="has merged part {part} of round {round} again: it is what {member:peer} has found"
     ),
     events.MergeDoubted: _Row(
         WARNING,

@@ -27,10 +27,11 @@ from weft.clock import Clock, SystemClock
 from weft.engine.batch import Piece
 from weft.engine.draft import Asked, Draft
 from weft.engine.draw import Counts, Drawing, Drawn, draw
+from weft.engine.scheduling.budget import MAX_SLOWDOWN
 from weft.engine.scheduling.guess import Guesses, Worth
-from weft.engine.scheduling.pace import Pace
+from weft.engine.scheduling.pace import Pace, pairs_of
 from weft.engine.scheduling.pages import PAGE, PagePool
-from weft.engine.scheduling.schedule import MAX_SLOWDOWN, Row, Scheduler, Sequence
+from weft.engine.scheduling.schedule import Row, Scheduler, Sequence
 from weft.engine.scheduling.shares import all_who_make_way, first_of_most, who_makes_way
 from weft.engine.step import Stepper, on_host
 from weft.errors import ConfigError, WeftError
@@ -467,7 +468,8 @@ class Engine:
         num_read = sum(row.stop - row.start for row in rows) - len(drawing)
         took_s = self._clock.now() - began
         if self._stepper.num_graphs == num_graphs:
-            self._pace.note(int(starts[-1]), num_read, took_s)
+            pairs = sum(pairs_of(row.start, row.stop - row.start) for row in rows if row.stop - row.start > 1)
+            self._pace.note(int(starts[-1]), num_read, took_s, pairs)
         self.totals.num_steps += 1
         self.totals.num_read += num_read
         self.totals.num_drawn += num_drawn

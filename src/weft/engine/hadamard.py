@@ -42,7 +42,7 @@ class Turn:
     def of_weight(self, weight: Float[Tensor, "out in"]) -> Float[Tensor, "out in"]:
         """Return W H over the root: a row and a weight that are turned have the product that they had."""
         num = max(1, _NUM_AT_ONCE // weight.shape[1])
-        return torch.cat([self(some) for some in weight.split(num)]).div_(self._block)
+        return torch.cat([self(some) for some in torch.split(weight, num)]).div_(self._block)
 
 
 def _signs(size: int) -> Float[Tensor, "size size"]:

@@ -219,7 +219,7 @@ class Corpus:
         if run.is_private:
             keep_own_data(s.folder, held.index)
 
-        s, texts = beside_texts(s, run) if trainers.has_model else (s, None)
+        s, texts = beside_texts(s, run, held.tokenizer) if trainers.has_model else (s, None)
 
         frozen = partial(frozen_of, run, s.options.home, held.tokenizer, held.came_with)
 

@@ -23,6 +23,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
+from weft.data.tokenizer import Tokenizer
 from weft.errors import CheckpointError, TicketMismatch, Unreachable
 from weft.events import Emit, Event, Notice, Working
 from weft.ids import PeerId, RunId, short
@@ -320,7 +321,7 @@ async def whole(s: Session, run: Genesis, context: Context, amends: Amend | None
     return Prepared(peer, live, peer.standing, stand, charter)
 
 
-def beside_texts(s: Session, run: RunConfig) -> tuple[Session, Serving | None]:
+def beside_texts(s: Session, run: RunConfig, tokenizer: Tokenizer) -> tuple[Session, Serving | None]:
     """Return what a peer of a whole model works with, and what draws texts beside it where its settings say so.
 
     Raises:
@@ -329,7 +330,7 @@ def beside_texts(s: Session, run: RunConfig) -> tuple[Session, Serving | None]:
     if not s.options.settings.serve_nbytes:
         return s, None
     settings, compute, beside = share_device(s.options.settings, s.compute, s.clock, s.emit)
-    texts = Serving(cut_of(run), settings, StageLink(s.node), s.clock, beside, s.emit)
+    texts = Serving(cut_of(run, tokenizer), settings, StageLink(s.node), s.clock, beside, s.emit)
     return replace(s, options=replace(s.options, settings=settings), compute=compute), texts
 
 

@@ -36,7 +36,7 @@ class SectionModule(nn.Module):
         self.config = config
         self.section = section
         self.has_recompute = has_recompute
-        self.embed = nn.Embedding(config.vocab_size, config.width) if section.has_table else None
+        self.embed = _table(config) if section.has_table else None
         self.layers = nn.ModuleDict({str(layer): Block(config, layer) for layer in section.layers})
         self.norm = RMSNorm(config.width, config.norm_eps) if section.is_last else None
         has_head = section.is_last and not config.is_tied
@@ -92,6 +92,12 @@ class SectionModule(nn.Module):
         head = self.embed if self.head is None else self.head
         assert head is not None
         return head.weight
+
+
+def _table(config: ModelConfig) -> nn.Embedding:
+    """Return an embedding; on "meta" without drawing values, for which torch would load its compiler: 1.5 seconds."""
+    weight = torch.empty(config.vocab_size, config.width)
+    return nn.Embedding(config.vocab_size, config.width, _weight=weight if weight.is_meta else None)
 
 
 class Transformer(SectionModule):

@@ -8,7 +8,7 @@ multiplier  what the run takes by what the data centre takes, as a product of na
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -16,26 +16,37 @@ import torch
 from weft.codec.build import build as build_codec
 from weft.codec.config import LOSSY
 from weft.cost import training as cost
+from weft.cost.audits import AuditCost, Audited, Customs, Kept, Speed, cost_of
 from weft.errors import ConfigError
 from weft.model.config import num_base_parameters
 from weft.model.flat import layout
+from weft.peer.audit import merges, trace
+from weft.peer.audit.worker import MAX_SHOWN
 from weft.peer.group.groups import PARALLEL
 from weft.plan.groups import Levels, grouped_time, largest_group, levels
 from weft.plan.loss import NONE, Penalty, penalty
-from weft.plan.processor import processor_time, sent_nbytes
+from weft.plan.processor import merge_s, processor_time, sent_nbytes
 from weft.plan.question import Machines, Question
 from weft.plan.timing import Kind, Load, RoundTime
 from weft.run.config import DpoConfig
-from weft.sync.costs import peer_memory
+from weft.sync.costs import num_moments, peer_memory
 from weft.sync.merge.method import most_sent
 from weft.sync.method.choices import NesterovConfig
 from weft.sync.round.shares import num_drawn
 from weft.training.device import decoder, thinned
 from weft.training.text_memory import TextMemory, answer_memory
+from weft.verify.suspicion import NEW, TIMES
 
 HOUR_S, DAY_S, KWH_J = 3600.0, 86_400.0, 3.6e6
 # Of the fastest's speed: who has so much is leased as much. And how much faster than the median the fastest may count.
 EVEN, MAX_LEAD = 0.7, 8.0
+AUDITS = Customs(
+    times=TIMES,
+    num_new=NEW,
+    num_shown=MAX_SHOWN,
+    leases=Kept(trace.KEPT_ROUNDS, trace.KEPT_S),
+    parts=Kept(merges.KEPT_ROUNDS, merges.KEPT_S),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +59,7 @@ class Pace:
         total_s: until the run's tokens are committed.
         penalty: in loss; None: nothing was published that would tell.
         levels: traffic of an elector and of a leaf; None: all vote.
+        audits: what they take, in `round` and `traffic`; None: there are none.
     """
 
     round: RoundTime
@@ -58,6 +70,17 @@ class Pace:
     total_s: float
     penalty: Penalty | None
     levels: Levels | None = None
+    audits: AuditCost | None = None
+
+    @property
+    def kept_nbytes(self) -> int:
+        """Return the bytes on the disk that audits may ask for."""
+        return 0 if self.audits is None else self.audits.disk_nbytes(self.round.total_s)
+
+    @property
+    def audited_speed(self) -> float:
+        """Return the speed as a share of that without audits."""
+        return 1 - self.round.audit_s / self.round.total_s
 
     @property
     def gigabytes_per_day(self) -> float:
@@ -172,7 +195,10 @@ def pace_of(question: Question) -> Pace:
     leased = leased_tokens(question)
     load, num_electors = load_of(question), question.num_electors
     kinds = [_kind(question, each, leased[each.name], load) for each in question.machines]
+    audits = _audits(question, load, leased)
     round = grouped_time(kinds, num_electors, load)
+    if audits is not None:
+        round = replace(round, audit_s=audits.round_s)
     share = num_drawn(question.choices.among, num_peers) / num_peers  # of all machines, whichever are drawn
     tokens = sum(each.count * leased[each.name] for each in question.machines)
     late = [each for each in question.machines if each.name in round.late]
@@ -186,13 +212,43 @@ def pace_of(question: Question) -> Pace:
         tokens=tokens,
         num_rounds=math.ceil(train.tokens / (per_s * round.total_s)),
         tokens_per_s=per_s,
-        traffic=_traffic(load, num_peers, share, round.total_s)
-        if parted is None
-        else parted.mean(num_electors, num_leaves),
+        traffic=(
+            _traffic(load, num_peers, share, round.total_s) if parted is None else parted.mean(num_electors, num_leaves)
+        )
+        + (audits.traffic if audits is not None else cost.Traffic(0, 0)),
         total_s=max(train.tokens / per_s, round.total_s),  # the first round is done whole
         penalty=_penalty(question),
         levels=parted,
+        audits=audits,
     )
+
+
+def _audits(question: Question, load: Load, leased: dict[str, int]) -> AuditCost | None:
+    """Return what audits take of a member that trains as long as the slowest."""
+    if (trust := question.audits) is None:
+        return None
+    slowest = max(question.machines, key=lambda each: leased[each.name] / each.tokens_per_s)
+    num, choices = question.num_parameters, question.choices
+    audited = Audited(
+        customs=AUDITS,
+        rate=trust.audit_rate,
+        trace_every=trust.trace_every,
+        num_members=question.num_peers,
+        num_rounds=math.ceil(question.train.tokens / sum(each.count * leased[each.name] for each in question.machines)),
+        num_parameters=num,
+        num_moments=num_moments(question.train.optimizer),
+        has_error=choices.feedback is not None,
+        num_steps=max(1, leased[slowest.name] // question.tokens_per_step),
+        payload_nbytes=load.payload_nbytes,
+    )
+    is_free = slowest.is_processor_free
+    speed = Speed(
+        step_s=question.tokens_per_step / slowest.tokens_per_s,
+        hash_s=0.0 if is_free else slowest.hash_s,
+        merge_s=0.0 if is_free else merge_s(choices.codec, num),
+        crowding=slowest.crowding,
+    )
+    return cost_of(audited, speed)
 
 
 def load_of(question: Question) -> Load:
@@ -354,6 +410,7 @@ def _bill(question: Question, pace: Pace) -> Bill:
 
 def _joules(question: Question, pace: Pace, machines: Machines) -> float:
     train_s = leased_tokens(question)[machines.name] / machines.tokens_per_s
+    train_s += 0.0 if pace.audits is None else pace.audits.hash_s + pace.audits.again_s
     train_s = min(train_s, pace.round.total_s)
     return machines.watts * (train_s + question.idle_share * (pace.round.total_s - train_s))
 
@@ -396,6 +453,7 @@ def _waits(round: RoundTime, total: float) -> list[Part]:
         ("processor", round.serve_s, "encoding, encrypting, checking, merging, updates, heartbeats"),
         ("groups", round.wards_s, "results are on their way to peers without a vote, and payloads from them"),
         ("evaluation", round.evaluate_s, "the others wait for the peer that evaluates"),
+        ("audits", round.audit_s, "hashing states, and waiting for who does training steps again"),
     )
     passed, parts = round.train_s + round.uneven_s, []
     for name, took_s, why in stages:

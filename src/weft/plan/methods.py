@@ -12,6 +12,7 @@ from weft.codec.config import Bf16Config, CodecConfig, RandomKConfig, TopKConfig
 from weft.plan.forecast import Pace, pace_of
 from weft.plan.loss import MIN_ROUNDS
 from weft.plan.question import Question
+from weft.run.trust import AuditedTrust
 from weft.sync.method.choices import Choices, LowRankConfig, NesterovConfig, SignSgdConfig
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig, FedAvgConfig, spell_out
 
@@ -102,10 +103,12 @@ def _table(num_peers: int) -> Iterator[Choices]:
 
 
 def _row(question: Question, choices: Choices, *, is_asked: bool) -> Row:
-    pace = pace_of(replace(question, choices=choices))
-    return Row(
-        name=name_of(choices), choices=choices, pace=pace, is_asked=is_asked, objection=_objection(choices, pace)
-    )
+    asked = replace(question, choices=choices)
+    pace = pace_of(asked)
+    objection = _objection(choices, pace)
+    if isinstance(question.trust, AuditedTrust) and asked.audits is None:
+        objection = "members cannot audit each other"
+    return Row(name=name_of(choices), choices=choices, pace=pace, is_asked=is_asked, objection=objection)
 
 
 def _objection(choices: Choices, pace: Pace) -> str:

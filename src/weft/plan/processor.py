@@ -93,6 +93,11 @@ def codec_s(config: CodecConfig, num: int) -> tuple[float, float]:
     return 1e-9 * own.encode * num, 1e-9 * own.decode * num
 
 
+def merge_s(config: CodecConfig, num: int) -> float:
+    """Return the CPU-seconds in which `num` values of others are decoded and added."""
+    return 1e-9 * _of_codec(config).merge * num
+
+
 def _per_value(choices: Choices, size: int) -> float:
     own, reply = _of_codec(choices.codec), _of_codec(choices.reply)
     match choices.apply:

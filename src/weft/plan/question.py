@@ -1,13 +1,16 @@
 """What a plan is asked: a run, who would train it, and what it is held against."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from weft.cost import training as cost
+from weft.cost.audits import HASH_S
+from weft.errors import ConfigError
 from weft.model.config import ModelConfig, num_parameters
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.plan.profiles import Device, known
 from weft.plan.timing import Line
 from weft.run.config import TrainConfig
+from weft.run.trust import AuditedTrust, MembersTrust, TrustConfig, check
 from weft.sync.method.choices import Choices
 from weft.training.device import decoder
 
@@ -27,6 +30,7 @@ class Machines:
         price_per_hour: of renting one; 0: only its electricity is paid.
         crowding: peers per core that serves them: above 1 where several share a machine.
         is_processor_free: what goes on beside inner steps takes no time, as in the simulator.
+        hash_s: of a byte of a state.
     """
 
     name: str
@@ -40,6 +44,7 @@ class Machines:
     price_per_hour: float = 0.0
     crowding: float = 1.0
     is_processor_free: bool = False
+    hash_s: float = HASH_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,7 @@ class Question:
         idle_share: of a machine's watts, while it waits.
         electors: peers at most that vote; the others contribute through them.
         has_reward: peers learn from answers that they draw.
+        trust: whether members audit each other.
     """
 
     model: ModelConfig
@@ -83,6 +89,18 @@ class Question:
     idle_share: float
     electors: int = MAX_MEMBERS
     has_reward: bool = False
+    trust: TrustConfig = field(default_factory=MembersTrust)
+
+    @property
+    def audits(self) -> AuditedTrust | None:
+        """Return how members audit each other; None: they do not, or cannot with this method, or among so many."""
+        if not isinstance(self.trust, AuditedTrust) or self.num_peers > self.electors:
+            return None
+        try:
+            check(self.trust, self.choices)
+        except ConfigError:
+            return None
+        return self.trust
 
     @property
     def num_electors(self) -> int:

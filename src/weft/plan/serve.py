@@ -5,7 +5,8 @@
     the first token             all pieces of a prompt one after the other
     a token of a ring           S steps, S hops, (S - 1) n x / bps
 
-    L layers; c tokens that each text looks at, s that lie before a piece; x bytes of a token between two stages
+    L layers; c tokens that each text looks at, in whole pages; s that lie before a piece
+    x bytes of a token between two stages
     layer, head, draw, look, read_look    timed (`Timed`); `look` is of a token more that is looked at, in one layer
 
 What bounds a step is the largest of its parts: weights that are read from memory, or arithmetic (Williams et al.,
@@ -27,7 +28,7 @@ from typing import Literal
 
 from weft.engine.load import NUMBER_NBYTES, num_multiplied
 from weft.engine.numbers import Kind
-from weft.engine.scheduling.pages import PAGE
+from weft.engine.scheduling.pages import PAGE, num_pages
 from weft.engine.scheduling.schedule import QUANTUM
 from weft.model.config import ModelConfig
 from weft.model.sections import Section, sections, whole
@@ -153,7 +154,8 @@ def draws(timed: Timed, stage: Stage, num_texts: int, context: int) -> Step:
     Args:
         context: tokens that each looks at.
     """
-    look_s = stage.num_layers * num_texts * max(0, context - PAGE) * timed.look_s
+    looked_at = num_pages(context) * PAGE  # all of a page that is begun
+    look_s = stage.num_layers * num_texts * (looked_at - PAGE) * timed.look_s
     head_s, draw_s = (seconds_at(timed.head_s, num_texts), num_texts * timed.draw_s) if stage.has_head else (0.0, 0.0)
     return Step(
         total_s=stage.num_layers * seconds_at(timed.layer_s, num_texts) + look_s + head_s + draw_s,

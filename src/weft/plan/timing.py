@@ -96,12 +96,13 @@ class RoundTime:
     evaluate_s: float = 0.0  # the others wait for who evaluates
     serve_s: float = 0.0  # processors encode, encrypt, check and merge
     wards_s: float = 0.0  # results are on their way to leaves, and their payloads to their aggregators (`groups`)
+    audit_s: float = 0.0  # states are hashed, and the round waits for who does training steps again (`cost.audits`)
     late: tuple[str, ...] = ()  # kinds that rounds do not wait for
 
     @property
     def total_s(self) -> float:
         exchange_s = self.contribute_s + self.result_s + self.messages_s + self.serve_s + self.wards_s
-        return self.train_s + self.uneven_s + exchange_s + self.evaluate_s
+        return self.train_s + self.uneven_s + exchange_s + self.evaluate_s + self.audit_s
 
     @property
     def utilisation(self) -> float:

@@ -12,13 +12,13 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from weft.chat.grammar import Calls, Form, FormRefused, FormWanted
 from weft.chat.template import PLAIN_STOPS, plain
 from weft.chat.vocabulary import Vocabulary
 from weft.errors import DataError
 from weft.rng import fresh_secret
 from weft.serve.failures import wrong
 from weft.serve.generation import Delta, Generation, Model, Plan, Serving, Usage, fingerprint_of, planned
-from weft.serve.grammar import Calls, Form
 from weft.serve.keys import Visit
 from weft.serve.schemas import ChatRequest, Format, Function, Message, NamedTool, Tool, text_of
 from weft.serve.text import Likely
@@ -78,8 +78,8 @@ class ToolUse:
         style = model.style
         allowed = {name: each for name, each in self.functions.items() if self.named in (None, name)}
         return Calls(
-            {name: each.parameters or {"type": "object"} for name, each in allowed.items()},
-            [name for name, each in allowed.items() if each.strict],
+            {name: dict(each.parameters or {"type": "object"}) for name, each in allowed.items()},
+            tuple(name for name, each in allowed.items() if each.strict),
             style.arguments,
             style.begin,
             style.between,
@@ -112,15 +112,16 @@ async def form_of(model: Model, use: ToolUse, format: Format | None) -> Form | N
         Fault: a schema that cannot be held to.
     """
     wanted = schema_of(format)
-    if use.is_forced:
-        return await asyncio.to_thread(model.forms.of_calls, use.calls(model), "tools")
-    if wanted is None:
+    if wanted is None and not use.is_forced:
         return None
-    schema, is_strict = wanted
-    if use.functions:
-        calls = use.calls(model)
-        return await asyncio.to_thread(model.forms.of_calls, calls, "response_format", schema, is_strict=is_strict)
-    return await asyncio.to_thread(model.forms.of_schema, schema, "response_format", is_strict=is_strict)
+    schema, is_strict = (None, False) if wanted is None or use.is_forced else wanted
+    calls = use.calls(model) if use.functions else None
+    form = FormWanted(schema=schema, is_strict=is_strict, calls=calls, ends=tuple(sorted(model.ends)))
+    param = "tools" if use.is_forced else "response_format"
+    try:
+        return await asyncio.to_thread(model.forms.made, form)
+    except FormRefused as error:
+        raise wrong(f"{param}: {error}.", param) from None
 
 
 def prompt_of(
@@ -186,7 +187,7 @@ def _tree(message: Message, number: int, vocabulary: Vocabulary) -> Tree:
                 "type": "function",
                 "function": {
                     "name": vocabulary.guarded(call.function.name),
-                    "arguments": vocabulary.guarded_tree(_arguments(call.function.arguments, number, place)),
+                    "arguments": _arguments(call.function.arguments, number, place, vocabulary),
                 },
             }
             for place, call in enumerate(message.tool_calls)
@@ -194,12 +195,14 @@ def _tree(message: Message, number: int, vocabulary: Vocabulary) -> Tree:
     return tree
 
 
-def _arguments(text: str, number: int, place: int) -> Any:
+def _arguments(text: str, number: int, place: int, vocabulary: Vocabulary) -> Any:
+    param = f"messages[{number}].tool_calls[{place}].function.arguments"
     try:
-        return json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        param = f"messages[{number}].tool_calls[{place}].function.arguments"
+        return vocabulary.guarded_tree(json.loads(text or "{}"))
+    except ValueError:
         raise wrong(f"{param}: no JSON.", param) from None
+    except RecursionError:
+        raise wrong(f"{param}: nested too deep. Make it flatter.", param) from None
 
 
 def _with_system(trees: list[Tree], text: str) -> list[Tree]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from blake3 import blake3
 
+from weft.chat.grammar import Form, Forms
 from weft.chat.speech import speech_of
 from weft.chat.template import Template, defaults_of, template_of
 from weft.chat.vocabulary import Vocabulary
@@ -23,7 +24,6 @@ from weft.engine.engine import Full, Serves, Text, Wanted
 from weft.model.came_with import CameWith
 from weft.rng import fresh_secret
 from weft.serve.failures import Fault, unavailable, wrong
-from weft.serve.grammar import Form, Forms
 from weft.serve.keys import Limits, Visit
 from weft.serve.metrics import Metrics
 from weft.serve.schemas import TextRequest, stops_of
@@ -71,7 +71,7 @@ class Model:
 
     @cached_property
     def forms(self) -> Forms:
-        return Forms(self.vocabulary, self.ends, self.engine.vocab_size)
+        return Forms(self.vocabulary, self.engine.vocab_size)
 
 
 def model_of(

@@ -17,7 +17,6 @@ MAX_TOOLS = 64
 MAX_STOPS = 4
 MAX_TEXTS = 4
 MAX_INPUTS = 2048  # texts of a request for embeddings, as the API has it
-MAX_SCHEMA_NBYTES = 64 << 10
 MAX_LIKELIEST = 20
 
 R = TypeVar("R", bound="Asked")

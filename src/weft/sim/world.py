@@ -397,7 +397,7 @@ class World:
                 return await staged.live(wait_for if member.is_founder else None)
             assert self._initial is not None
 
-            s, texts = beside_texts(s, run)
+            s, texts = beside_texts(s, run, data.tokenizer)
 
             def make_learner(emit: Emit) -> Learner:
                 batches = data.batches(run, "train")

@@ -11,7 +11,7 @@
               log.jsonl         the events
               durable.bin       what was promised and accepted in rounds
               measured.json     how long rounds took
-              awaiting.bin      acts and ballots that no manifest holds yet
+              awaiting.bin      acts, ballots and verdicts that no manifest holds yet
               lies.bin          what proves that members lie, until they are struck out
               lock              held by the process in which the peer takes part
               secret, ticket    what the run's tickets hold, and a fresh one; for their owner's eyes only

@@ -36,6 +36,7 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS rounds (round INTEGER PRIMARY KEY, header BLOB NOT NULL, manifest BLOB, "
     "milestone BLOB, groups BLOB, is_kept INTEGER NOT NULL DEFAULT 0)",
 )
+_SYNCHRONOUS = "NORMAL"  # what a power cut takes, others tell again
 _BUSY_S = 10.0
 
 T = TypeVar("T")
@@ -223,7 +224,7 @@ class RoundsFile:
             with closing(sqlite3.connect(target, uri=True, timeout=_BUSY_S)) as file:
                 if can_make:
                     file.execute("PRAGMA journal_mode = WAL")
-                    file.execute("PRAGMA synchronous = NORMAL")  # what a power cut takes, others tell again
+                    file.execute(f"PRAGMA synchronous = {_SYNCHRONOUS}")
                     for table in _TABLES:
                         file.execute(table)
                 with file:

@@ -56,7 +56,7 @@ def peer_memory(
         build(mean.reply),
         sends_delta=not choices.sends_gradient,
         num_sent=num_sent,
-        num_moments=0 if isinstance(choices.apply, SignSgdConfig) else _num_moments(optimizer),
+        num_moments=0 if isinstance(choices.apply, SignSgdConfig) else num_moments(optimizer),
         num_momenta=_num_momenta(choices),
         num_errors=choices.num_errors,
         num_copies=_num_copies(choices.graph, choices.send, num_electors),
@@ -78,7 +78,8 @@ def _rule_nbytes(rule: Rule, num_electors: int) -> int:
     return 4 * num_electors + 4  # all contributions, and how one differs from the middle
 
 
-def _num_moments(optimizer: OptimizerConfig | None) -> int:
+def num_moments(optimizer: OptimizerConfig | None) -> int:
+    """Return the vectors that an optimizer of inner steps has; None: it is somebody else's."""
     match optimizer:
         case AdamWConfig() | MuonConfig():
             return 2

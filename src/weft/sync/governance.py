@@ -351,7 +351,7 @@ def _expel(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
         raise Void("the ballots are not for one removal in this run")
     if first.serial != charter.times_expelled(first.peer) + 1:
         raise Void(f"members have removed {short(first.peer)} since these ballots were cast")
-    if 2 * len(voters) <= len(body.electorate):
+    if not is_majority(len(voters), len(body.electorate)):
         raise Void(f"{len(voters)} of {len(body.electorate)} members are not a majority")
     others = [each for each in charter.expelled if each.peer != first.peer]
     if len(others) == MAX_BANNED:
@@ -365,17 +365,32 @@ def _judge(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
     first, charter = verdicts[0], before.charter
     if charter.audits is UNSET:
         raise Void("nobody's work is audited in this run")
-    if voters != sorted(set(voters)) or not set(voters) <= set(body.electorate) - {first.peer}:
+    if not are_judges(voters, body.electorate, PeerId(first.peer)):
         raise Void("only other members judge a member's work, and each once")
     named = {(each.run, each.peer, each.round, each.work) for each in verdicts}
     outcomes = {each.outcome for each in verdicts}
     if named != {(body.run, first.peer, first.round, first.work)} or "equal" in outcomes:
         raise Void("the verdicts are not on one work in this run, or find no fault with it")
-    if 2 * len(voters) <= len(body.electorate):
+    if not is_majority(len(voters), len(body.electorate)):
         raise Void(f"{len(voters)} of {len(body.electorate)} members are not a majority")
     if outcomes == {"differs"}:
         return _banned_as_liar(before, body, PeerId(first.peer), first.round)
     return _unanswered(before, body, PeerId(first.peer), first.round)
+
+
+def is_majority(num_voters: int, num_electors: int) -> bool:
+    return 2 * num_voters > num_electors
+
+
+def are_judges(voters: Sequence[PeerId], electorate: Sequence[PeerId], peer: PeerId) -> bool:
+    """Return whether these, ascending, are other members than the one that is judged, and each once."""
+    return list(voters) == sorted(set(voters)) and set(voters) <= set(electorate) - {peer}
+
+
+def is_counted(charter: Charter, peer: PeerId, round: Round) -> bool:
+    """Return whether it was counted that a peer left auditors without an answer of this round, or of a later one."""
+    known = next((each.rounds for each in charter.unanswered or () if each.peer == peer), ())
+    return any(round <= each for each in known)
 
 
 def _unanswered(before: Enacted, body: Body, peer: PeerId, round: Round) -> Enacted:
@@ -385,7 +400,7 @@ def _unanswered(before: Enacted, body: Body, peer: PeerId, round: Round) -> Enac
         raise Void(f"{short(peer)} is not a member")
     mine = next((each.rounds for each in known if each.peer == peer), ())
     recent = tuple(each for each in mine if each + UNANSWERED_FOR >= round)
-    if any(round <= each for each in mine) or round + UNANSWERED_FOR < body.round:
+    if is_counted(charter, peer, round) or round + UNANSWERED_FOR < body.round:
         raise Void(f"that {short(peer)} did not answer of round {round} was counted already, or is long ago")
     others = [each for each in known if each.peer != peer]
     if len(recent) < MAX_UNANSWERED:

@@ -13,10 +13,12 @@ Failure:
 - nobody has a text's weights any more: it is read with newer ones, and goes on. That is told, once a token was drawn.
 - a text's reader is behind: members forget it, and it is read again once its reader goes on.
 - a receipt does not come, or is wrong: that is told (`witness`), and the text goes on.
+- a token is against the text's form: its member is passed over, and another draws it.
 """
 
 import asyncio
-from collections import Counter, OrderedDict, deque
+import dataclasses
+from collections import Counter, deque
 from collections.abc import Callable
 from itertools import product
 from math import ceil
@@ -26,12 +28,13 @@ from typing import Any
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from weft.chat.grammar import Form, GrammarFault
 from weft.clock import Clock
 from weft.engine.draw import Drawn
 from weft.engine.engine import MAX_BEHIND, MAX_WAITING, Full, Text, Totals, Unread, Wanted, check
 from weft.engine.scheduling.shares import all_who_make_way, first_of_most, youngest
 from weft.errors import ConfigError, NetError, PeerError, Refused, WeftError
-from weft.events import Emit, Event, ReceiptFailed, TextChanged, TextMoved
+from weft.events import Emit, Event, TextChanged, TextMoved
 from weft.ids import PeerId, Round
 from weft.keys import verify
 from weft.pipeline.link import StageLink
@@ -57,12 +60,15 @@ from weft.texts.messages import (
     TokenDrawn,
     drawn_how,
     id_of,
+    looks_back,
 )
+from weft.texts.no_path import NoPath, form_of, no_path
 from weft.texts.path import Course, Paths, Reserved
 from weft.texts.path import Wanted as Asked
+from weft.texts.receipts.collected import Collected
+from weft.texts.receipts.witness import Kept, Witness
 from weft.texts.section import packed
 from weft.texts.sequence import Held
-from weft.texts.witness import Kept, Witness
 
 WAIT_S = 10.0  # for a stage that has nobody
 LOOK_S = 0.25  # between two looks for one
@@ -78,16 +84,6 @@ NUM_GAPS = 64
 EXPECTED = 256  # tokens of an answer, as paths are chosen for
 LATE_S = 2.0  # for receipts, once a text has ended
 RETRY_S = 5.0  # after which who finds too many waiting may ask again
-MAX_KEPT = 8192  # receipts of texts that have ended
-MAX_TOLD = 1024  # failures of receipts, each told once; and weights that members have named
-
-
-class NoPath(WeftError):
-    """Nobody computes a part of the model just now. `retry_s`: when to ask again, in seconds."""
-
-    def __init__(self, message: str, retry_s: float = 2.0) -> None:
-        super().__init__(message)
-        self.retry_s = retry_s
 
 
 class TextOfMembers(Text):
@@ -137,9 +133,7 @@ class Entry:
         self._by_text: dict[Text, _UnderWay] = {}
         self._behind: dict[_UnderWay, None] = {}  # who has waited longest for its reader first
         self._late: dict[bytes, _UnderWay] = {}  # ended, and receipts may still come
-        self._kept: OrderedDict[bytes, tuple[Kept, ...]] = OrderedDict()
-        self._weights: OrderedDict[tuple[int, int], bytes] = OrderedDict()  # by round and stage
-        self._failed: OrderedDict[tuple[PeerId, str], None] = OrderedDict()
+        self._collected = Collected(self.tell)
         link.on_note(SectionServed, self._on_served)
         link.on_note(TokenDrawn, self._on_drawn)
         link.on_note(SequenceLost, self._on_lost)
@@ -153,7 +147,7 @@ class Entry:
             num_more: as of `engine.engine.Engine.begin`.
 
         Raises:
-            ConfigError: as `engine.engine.check`; or an embedding is wanted, or an answer is held to a form.
+            ConfigError: as `engine.engine.check`; or an embedding is wanted, or a form that no member holds answers to.
             Full: too many wait, and nobody has more texts among them than this one would.
         """
         check(wanted, self.vocab_size, self.context)
@@ -162,14 +156,10 @@ class Entry:
                 "embeddings need the model on the machine that is asked; this one asks members of the run. Ask one "
                 "that serves a checkpoint of the run."
             )
-        if wanted.constraint is not None:
-            raise ConfigError(
-                "answers of a form (response_format, or a tool that must be called) need the model on the "
-                "machine that is asked; this one asks members of the run. Leave the form out, or serve a checkpoint."
-            )
+        form = form_of(wanted, self.paths)
         self._have_places(wanted, 1 + num_more)
         text = TextOfMembers(wanted, self._cancel, self._go_on, self.clock, course=Course())
-        under = _UnderWay(self, self._new_secret(SECRET_NBYTES), text)
+        under = _UnderWay(self, self._new_secret(SECRET_NBYTES), text, form)
         self._under_way[under.id] = self._by_text[text] = under
         self._count()
         self.tasks.spawn(under.begin())
@@ -247,7 +237,7 @@ class Entry:
         under = self._under_way.get(note.sequence)
         if under is not None and peer in under.lasts and note.token < self.vocab_size:
             drawn, num = Drawn(note.token, note.logprob, note.likeliest), under.num_tokens
-            under.hear(machine.Drew(note.attempt, note.place, note.chain, drawn))
+            under.drew(peer, machine.Drew(note.attempt, note.place, note.chain, drawn))
             if under.num_tokens > num:
                 self.link.welcome(peer)
 
@@ -263,24 +253,9 @@ class Entry:
         under = self._under_way.get(note.sequence) or self._late.get(note.sequence)
         if under is None or under.witness is None:
             return
-        self._tell_wrong(under.witness.told(peer, note) + under.compared())
-        if note.weights is not None and peer in under.peers and under.round is not None:
-            known = self._weights.setdefault((under.round, note.stage), note.weights)
-            if known != note.weights:
-                why = "it names other weights than another member for the same round"
-                self._tell_wrong([ReceiptFailed(stage=note.stage, member=peer, reason=why)])
-            while len(self._weights) > MAX_TOLD:
-                self._weights.popitem(last=False)
-
-    def _tell_wrong(self, found: list[Event]) -> None:
-        for event in found:
-            if isinstance(event, ReceiptFailed):
-                if (event.member, event.reason) in self._failed:
-                    continue
-                self._failed[event.member, event.reason] = None
-                if len(self._failed) > MAX_TOLD:
-                    self._failed.popitem(last=False)
-            self.tell(event)
+        self._collected.tell(under.witness.told(peer, note) + under.compared())
+        if peer in under.peers and under.round is not None:
+            self._collected.named(peer, under.round, note)
 
     def tell(self, event: Event) -> None:
         """Emit what happened; where members have the whole model, without a stage."""
@@ -290,16 +265,14 @@ class Entry:
         """Keep a text's receipts, once those under way should be here."""
         await asyncio.sleep(LATE_S)
         del self._late[under.id]
-        self._tell_wrong(under.compared() + under.missing())
-        if under.witness is not None and under.witness.kept:
-            self._kept[under.id] = under.witness.kept
-        while sum(map(len, self._kept.values())) > MAX_KEPT:
-            self._kept.popitem(last=False)
+        self._collected.tell(under.compared() + under.missing())
+        if under.witness is not None:
+            self._collected.keep(under.id, under.witness.kept)
 
     @property
     def receipts(self) -> dict[bytes, tuple[Kept, ...]]:
         """Return the receipts of the texts that ended last, by text: all that a later audit needs beside the tokens."""
-        return dict(self._kept)
+        return self._collected.kept
 
     def _on_parted(self, peer: PeerId) -> None:
         self.paths.gone(peer)
@@ -308,11 +281,15 @@ class Entry:
 
 
 class _UnderWay:
-    """One text, and what is said for it."""
+    """One text, and what is said for it.
 
-    def __init__(self, entry: Entry, secret: bytes, text: TextOfMembers) -> None:
+    Args:
+        form: that it is to follow, after the tokens that were told.
+    """
+
+    def __init__(self, entry: Entry, secret: bytes, text: TextOfMembers, form: Form | None) -> None:
         self.id, self.text = id_of(entry.link.me, secret), text
-        self._secret = secret
+        self._secret, self._form = secret, form
         self.has_drawn = False
         self.lasts: set[PeerId] = set()  # members of the last stage that may have drawn
         self._entry = entry
@@ -355,7 +332,7 @@ class _UnderWay:
         if self._is_over:
             return
         if reserved is None:
-            self._end(self._failed("no path"))
+            self._end(self._no_path("no path"))
             return
         wanted = self.text.wanted
         key = key_of(wanted.salt, reserved.round)
@@ -387,9 +364,33 @@ class _UnderWay:
             self._stopped = event.attempt, num if is_stopped else num - 1, event.drawn.token if is_stopped else None
         self._carry_out(effects)
 
+    def drew(self, peer: PeerId, event: machine.Drew) -> None:
+        """A token has come. Where the form forbids it, its member is passed over, and another draws it."""
+        form, state = self._form, self._state
+        if form is not None and state is not None and machine.is_next(state, event):
+            if not form.may_take(event.drawn.token):
+                self._entry.paths.failed(peer, Failure.ERROR, self._entry.clock.now())
+                self.hear(machine.Lost(event.attempt, peer, "no form"))
+                return
+            if event.drawn.token not in state.stop_ids:
+                try:
+                    form.take(event.drawn.token)
+                except GrammarFault as error:
+                    self.end(error)
+                    return
+                event = dataclasses.replace(event, is_whole=form.is_complete)
+        self.hear(event)
+
     def lost(self, attempt: int, stage: int, peer: PeerId, why: str) -> None:
         """A member cannot go on; where it says that rows are none, whoever sent them is to be passed over."""
         peers = self.peers
+        if why == "no form" and self._form is not None and peers and peers[-1] == peer:
+            try:
+                self._form.allowed()
+            except GrammarFault as error:  # as on one machine
+                self.end(error)
+                return
+            self._entry.paths.failed(peer, Failure.ERROR, self._entry.clock.now())
         if why == "wrong rows" and 0 < stage < len(peers) and peers[stage] == peer:
             peer = peers[stage - 1]
             self._entry.paths.failed(peer, Failure.ERROR, self._entry.clock.now())
@@ -430,7 +431,7 @@ class _UnderWay:
                 case machine.End(ending=ending):
                     self._end(ending)
                 case machine.Fail(why=why):
-                    self._end(self._failed(why))
+                    self._end(self._no_path(why))
 
     def _ask_receipt(self, attempt: int, stage: int, peer: PeerId) -> None:
         """Have what is left signed, before a member forgets the text."""
@@ -473,7 +474,7 @@ class _UnderWay:
         state = self._state
         num_drawn = min(EXPECTED, wanted.max_new_tokens)
         num_prompt = len(wanted.prompt) if state is None else len(state.tokens)
-        asked = Asked(num_prompt, num_drawn, entry.row_nbytes)
+        asked = Asked(num_prompt, num_drawn, entry.row_nbytes, has_form=self._form is not None)
         held = {} if state is None else machine.held_by(state)
         if state is not None and was is not None and not state.path:  # it has rested: they may have its pages yet
             held = dict.fromkeys(was.peers, len(state.tokens))
@@ -482,7 +483,10 @@ class _UnderWay:
             now = entry.clock.now()
             ways: list[tuple[int | None, bool]] = [(round, is_exact)]
             has_time = round is not None and self.has_drawn and now - began < STAY_S
-            if round is None or not has_time or not entry.paths.may_come(round, without, is_exact=is_exact):
+            lags = round is not None and entry.paths.may_come(
+                round, without, is_exact=is_exact, has_form=asked.has_form
+            )
+            if not has_time or not lags:
                 ways += [(round, False), (None, is_exact), (None, False)]
             for has_barred in (False, True) if now - began >= ANYWAY_S else (False,):
                 for (weights, exact), avoided in product(dict.fromkeys(ways), (without, frozenset[PeerId]())):
@@ -510,7 +514,7 @@ class _UnderWay:
         state = self._state
         assert state is not None
         wanted = self.text.wanted
-        drawing = wanted.drawing
+        drawing, form = wanted.drawing, UNSET if self._form is None else self._form.text
         if self.witness is None:
             self.witness = Witness(self.id, state.most, verify)
         self.witness.opened(attempt, self._reserved.round if self._reserved is not None else 0, path)
@@ -530,9 +534,10 @@ class _UnderWay:
                 chain=joined(marks.chain),
                 key=state.key if stage == 0 else None,
                 drawing=drawn_how(drawing) if is_last else None,
-                tokens=packed(state.tokens) if is_last and drawing.has_penalties else b"",
+                tokens=packed(state.tokens) if is_last and looks_back(drawing, form) else b"",
                 num_prompt=state.num_prompt,
                 stop_ids=tuple(sorted(state.stop_ids)) if is_last else (),
+                form=form if is_last else UNSET,
             )
             self._entry.tasks.spawn(self._ask(peer, call))
 
@@ -649,19 +654,8 @@ class _UnderWay:
         self._entry.has_ended(self)
         self.text.tell(ending)
 
-    def _failed(self, why: machine.Failed) -> NoPath:
-        if why == "stalled":
-            return NoPath("The answer came to a halt: peers answer, and no token comes. Ask again soon.")
-        if empty := self._entry.paths.empty:
-            if self._entry.num_stages == 1:
-                return NoPath(
-                    "No member of the run that this machine is linked to draws text. serve_nbytes in a member's "
-                    "machine file lets it."
-                )
-            named = ", ".join(str(stage + 1) for stage in empty)
-            return NoPath(f"Nobody serves stage {named} of {self._entry.num_stages} just now. Ask again soon.")
-        of_it = "the model" if self._entry.num_stages == 1 else "a stage"
-        return NoPath(f"All peers that serve {of_it} are busy, or do not answer. Ask again soon.")
+    def _no_path(self, why: machine.Failed) -> NoPath:
+        return no_path(self._entry.paths, why, has_form=self._form is not None)
 
 
 def _key_of(under: _UnderWay) -> str:

@@ -11,10 +11,11 @@ from weft.engine.scheduling.guess import MAX_GUESSED
 from weft.engine.scheduling.pages import PAGE
 from weft.ids import PeerId
 from weft.pipeline.link import Parcel
+from weft.texts.forms import Followed
 from weft.texts.guessed import Guessed
 from weft.texts.log import Strip
 from weft.texts.messages import OpenSequence
-from weft.texts.receipt import Signing
+from weft.texts.receipts.receipt import Signing
 from weft.texts.section import tokens_of
 from weft.texts.sequence import MAX_EARLY, Rows, Sequence
 
@@ -29,6 +30,7 @@ class HeldText:
         early: what rows hold that came before their attempt was resumed.
         drawn: tokens, by place.
         num_counted: tokens that `counts` has.
+        form: that the answer is held to.
         blobs: bytes that the next member may fetch.
         guessed: of the first stage.
         signing: None: the attempt has not begun here, or no receipts are given.
@@ -45,6 +47,7 @@ class HeldText:
     drawn: dict[int, Drawn] = field(default_factory=dict)
     counts: Counts | None = None
     num_counted: int = 0
+    form: Followed | None = None
     blobs: list[Parcel] = field(default_factory=list)
     fetching: asyncio.Lock = field(default_factory=asyncio.Lock)
     num_fetching: int = 0
@@ -98,3 +101,14 @@ class HeldText:
             self.counts.add(tokens[at] if at < len(tokens) else self.drawn[at].token)
         self.num_counted = max(self.num_counted, place)
         return self.counts
+
+    def drawn_until(self, place: int) -> list[int]:
+        """Return the tokens before a place from the form's begin on, as far as any were drawn."""
+        if self.form is None:
+            return []
+        found = list(self.form.told)
+        for at in range(self.form.start + len(found), place):
+            if at not in self.drawn:  # the form is complete, and this rests on a wrong guess
+                break
+            found.append(self.drawn[at].token)
+        return found

@@ -22,25 +22,28 @@ from collections.abc import Awaitable, Callable
 from operator import attrgetter
 from typing import Any
 
+from msgspec import UNSET
+
+from weft.chat.grammar import Form, FormRefused, GrammarFault
 from weft.clock import Clock
-from weft.engine.draw import Drawn
+from weft.engine.scheduling.budget import GRAIN, Budget
 from weft.engine.scheduling.guess import MAX_GUESSED
-from weft.engine.scheduling.pace import Pace
+from weft.engine.scheduling.pace import Pace, pairs_of
 from weft.engine.scheduling.pages import PAGE, PagePool, num_pages
-from weft.engine.scheduling.schedule import num_readable
 from weft.engine.scheduling.shares import by_turns, longest_ago, most_held, pages_held, who_yields, youngest
 from weft.errors import NetError, PeerError, Refused, WeftError
 from weft.ids import PeerId
-from weft.pipeline.link import StageLink, parcel
+from weft.pipeline.link import StageLink
 from weft.pipeline.worker import Run
 from weft.tasks import Tasks
 from weft.texts import sequence as rules
-from weft.texts.chain import Chain, chain_of, joined, split
+from weft.texts.chain import Chain, chain_of, split
+from weft.texts.forms import Followed, FormReader
 from weft.texts.guessed import Ring
 from weft.texts.held import ROOM, HeldText
 from weft.texts.log import Log, Strip
 from weft.texts.messages import (
-    MAX_INLINE_NBYTES,
+    FORMS,
     MAX_PIECE,
     TOKEN_NBYTES,
     CloseSequence,
@@ -53,20 +56,19 @@ from weft.texts.messages import (
     SequenceLost,
     SequenceOpened,
     TextRows,
-    TokenDrawn,
     Why,
     id_of,
-    shared_out,
 )
 from weft.texts.near import Nearness, answer_how_near
-from weft.texts.receipt import Signing, header_of
+from weft.texts.outbox import Outbox
+from weft.texts.receipts.receipt import Signing, header_of
 from weft.texts.section import Done, Draw, Section, Work, packed, tokens_of
 from weft.texts.sequence import Marks, Moved, Rows
 
 NEWS_S = 2.0
 MAX_VERSIONS = 2  # of the weights, that are held at a time
 MAX_ROWS = 64  # that are drawn after in one step, guesses among them
-MAX_HELD = 1024  # texts
+MAX_HELD, MAX_FORMED = 1024, 256  # texts; of those, with a form: each keeps a grammar
 AT_WORK_S = 2.0  # after a row of a text was computed: for so long it has a part of a step's rows
 BUSY_S = 1.0  # after which who finds no page here may ask again
 
@@ -82,6 +84,7 @@ class Member:
         has_receipts: whether who asks is given receipts, where the section says what its weights are.
         run: computes a step, one at a time.
         turn: waits until a step may begin; None: it may at any time.
+        forms: reads forms of answers, at a last stage; None: answers are held to none.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Member:
         num_stages: int = 1,
         has_guesses: bool = True,
         has_receipts: bool = True,
+        forms: FormReader | None = None,
     ) -> None:
         self.stage = stage
         self._link, self._clock = link, clock
@@ -110,11 +114,13 @@ class Member:
         self._pace, self._ring = Pace(), Ring(num_stages)
         self._next, self._near = (stage + 1) % num_stages, Nearness(link, clock)
         self._has_guesses, self._has_receipts = has_guesses and section.is_first, has_receipts
+        self._forms = forms
         self._texts: dict[bytes, HeldText] = {}
-        self._num_since_read = self._num_steps = 0
-        self._outbox: dict[PeerId, list[RowsOfText]] = {}
+        self._num_steps = 0
         self._due = asyncio.Event()
         self._tasks = Tasks()
+        onward = 0 if section.is_last else stage + 1
+        self._outbox = Outbox(link, self._log, onward, section.row_nbytes, self._tasks)
 
     def start(self) -> None:
         """Take texts from now on."""
@@ -192,6 +198,7 @@ class Member:
             num_waiting=sum(text.num_left for text in self._texts.values()) - sum(text.num_left for text in drawing),
             num_free=self._pool.num_room,
             numbers=self._section.kind,
+            forms=FORMS if self._forms is not None else UNSET,
             links=self._near.told(),
         )
 
@@ -202,6 +209,21 @@ class Member:
             return SequenceOpened(word="other weights")
         if call.sequence != id_of(peer, call.secret) or not self._section.can_draw(call):
             return SequenceOpened(word="not here")
+        form, text = None, self._texts.get(call.sequence)
+        if text is not None and text.form is not None and text.opened.form == call.form:
+            form = text.form.begin
+        elif call.form is not UNSET:
+            try:
+                form = None if self._forms is None else await self._forms.read(call.form)
+            except FormRefused:
+                return SequenceOpened(word="no form")
+            if form is None:
+                return SequenceOpened(word="no form" if self._forms is None else "busy", retry_s=BUSY_S)
+        return self._opened(peer, call, form)
+
+    def _opened(self, peer: PeerId, call: OpenSequence, form: Form | None) -> SequenceOpened:
+        if call.round not in self._sections:  # not any more
+            return SequenceOpened(word="other weights")
         marks = Marks(call.places, split(call.chain))
         text = self._texts.get(call.sequence)
         if text is not None and text.sequence.chain[0] != marks.chain[0]:  # of other weights
@@ -218,6 +240,8 @@ class Member:
             return SequenceOpened(word="older")
         if call.attempt > text.sequence.attempt:
             text.opened, text.counts = call, None
+            told = tokens_of(call.tokens)[call.num_prompt :]
+            text.form = None if form is None else Followed(form, call.num_prompt, told)
             text.early.clear()
             text.guessed.again()
             self._take_back(text)
@@ -242,7 +266,7 @@ class Member:
         del text.pages[kept:]
         early, text.early = text.early, {}
         self._settle(text, moved, early)
-        await self._send()
+        await self._outbox.send()
 
     async def _on_rows(self, peer: PeerId, note: TextRows) -> None:
         for each in note.rows:
@@ -254,7 +278,7 @@ class Member:
             elif text.may_fetch:
                 text.num_fetching += 1
                 self._tasks.spawn(self._fetch(peer, text, each))
-        await self._send()
+        await self._outbox.send()
 
     async def _fetch(self, peer: PeerId, text: HeldText, rows: RowsOfText) -> None:
         """Take rows once their bytes are here, after those that came before."""
@@ -270,7 +294,7 @@ class Member:
             return  # it is asked for again
         finally:
             text.num_fetching -= 1
-        await self._send()
+        await self._outbox.send()
 
     def _take(self, text: HeldText, told: RowsOfText, data: bytes) -> None:
         chain = split(told.chain)
@@ -345,11 +369,8 @@ class Member:
 
     def _begun(self, peer: PeerId, call: OpenSequence, marks: Marks) -> HeldText | None:
         """Return a new text with pages for it, those among them that are filled; None: there is no room."""
-        while len(self._texts) >= MAX_HELD:
-            yields = who_yields(Counter(map(_asker_of, self._texts.values())), peer, 1)
-            if yields is None:
-                return None
-            self._give_up(yields)
+        if not self._has_place(peer, call):
+            return None
         at = dict(zip(marks.places, marks.chain, strict=True))
         num_told = marks.places[-1]
         most = num_told - 1 if self._section.is_last else num_told  # to draw, the last row has to be computed
@@ -364,6 +385,19 @@ class Member:
         text = HeldText(rules.begun(marks, num_known), peer, call, pages, Strip(self._section.given_nbytes, num_known))
         self._texts[call.sequence] = text
         return text
+
+    def _has_place(self, peer: PeerId, call: OpenSequence) -> bool:
+        """Return whether one text more may be held; who has most gives some up for it."""
+        while True:
+            texts = list(self._texts.values())
+            formed = [text for text in texts if text.form is not None]
+            is_formed = call.form is not UNSET and len(formed) >= MAX_FORMED
+            if len(texts) < MAX_HELD and not is_formed:
+                return True
+            yields = who_yields(Counter(map(_asker_of, formed if is_formed else texts)), peer, 1)
+            if yields is None:
+                return False
+            self._give_up(yields)
 
     def _writable(self, text: HeldText, num: int) -> int:
         """Return how much of `num` tokens can be kept: a text is not cut within a page that others may read."""
@@ -425,18 +459,19 @@ class Member:
                 left -= num
         reading = [text for text in waiting if not text.is_drawing]
         reading = longest_ago(reading, _asker_of, attrgetter("read_at"), self._texts.values())
-        left = num_readable(self._pace, MAX_ROWS - left, self._num_since_read) if reading else 0
-        self._num_since_read += 1
+        budget = Budget(self._pace, MAX_ROWS - left)
         for text in reading:
-            num = self._piece(text, min(left, MAX_PIECE))
-            if num and self._grow(text, text.sequence.num_computed + num):
+            start = text.sequence.num_computed
+            num = self._piece(text, min(budget.readable(start), MAX_PIECE))
+            if num and self._grow(text, start + num):
                 planned.append((text, num))
-                left, text.read_at, self._num_since_read = left - num, self._num_steps, 0
+                budget.take(start, num)
+                text.read_at = self._num_steps
         self._num_steps += 1
         return [(text, self._work(text, num)) for text, num in planned if self._texts.get(text.id) is text]
 
     def _piece(self, text: HeldText, most: int) -> int:
-        """Return how many tokens of a text are read in a step: up to a page's end, or all."""
+        """Return how many tokens of a text are read in a step: up to a multiple of `GRAIN`, or all."""
         start = text.sequence.num_computed
         stop = text.sequence.num_taken
         if self._section.is_last:  # where drawing looks at the tokens before, one is drawn in a step
@@ -444,7 +479,7 @@ class Member:
             stop = min(stop, max(text.sequence.send_from, start) + num_draws)
         if stop - start <= most:
             return stop - start
-        return max(0, (start + most) // PAGE * PAGE - start)
+        return max(0, (start + most) // GRAIN * GRAIN - start)
 
     def _grow(self, text: HeldText, num: int) -> bool:
         """Have pages for `num` tokens of a text; where there are none, who holds most gives some up, if need be this
@@ -481,7 +516,12 @@ class Member:
         if num_draws > 0:
             opened = text.opened
             draw = Draw(
-                text.drawing, text.counts_until(start + num, self._section.vocab_size), opened.stop_ids, opened.most
+                text.drawing,
+                text.counts_until(start + num, self._section.vocab_size),
+                opened.stop_ids,
+                opened.most,
+                text.form,
+                text.drawn_until(start + num - num_draws + 1),
             )
         return Work(text.given.part(start, start + num), num, start, tuple(text.pages), draw, num_draws)
 
@@ -502,12 +542,13 @@ class Member:
         nums = [work.num for _, work in works]
         num_rows = sum(num for num in nums if num <= 1 + MAX_GUESSED)
         if self._num_graphs == num_graphs:
-            self._pace.note(num_rows, sum(nums) - num_rows, self._clock.now() - began)
+            pairs = sum(pairs_of(work.start, work.num) for _, work in works if work.num > 1 + MAX_GUESSED)
+            self._pace.note(num_rows, sum(nums) - num_rows, self._clock.now() - began, pairs)
         for (text, work), chain, done in zip(works, chains, found, strict=True):
             self._done(text, work, chain, done)
         for peer in {text.opened.inward for text, _ in works}:
             self._link.welcome(peer)
-        await self._send()
+        await self._outbox.send()
 
     @property
     def _num_graphs(self) -> int:
@@ -527,7 +568,7 @@ class Member:
         if self._texts.get(text.id) is not text:
             return
         if done.failed is not None:
-            self._lose(text, "wrong rows")
+            self._lose(text, "no form" if isinstance(done.failed, GrammarFault) else "wrong rows")
             return
         moved = rules.computed(text.sequence, work.start, tuple(each or b"" for each in chain))
         num = moved.sequence.num_computed - work.start
@@ -543,7 +584,9 @@ class Member:
             for lost, until in self._log.add(text.id, work.start, done.data[: num * self._section.row_nbytes]):
                 of = self._texts[lost]
                 of.sequence = rules.forgot_log(of.sequence, until)
-        for place, drawn in zip(work.drawn_places, done.drawn, strict=True):
+        for place in work.drawn_places[len(done.drawn) :]:  # behind a complete form
+            text.drawn.pop(place, None)
+        for place, drawn in zip(work.drawn_places, done.drawn, strict=False):
             if place <= work.start + num:
                 text.drawn[place] = drawn
         self._send_on(text, moved.sent)
@@ -581,60 +624,12 @@ class Member:
         if sent is None:
             return
         start, stop = sent
-        if self._section.is_last:
-            for place in range(start + 1, stop + 1):
-                if (drawn := text.drawn.get(place)) is not None:
-                    self._tell(text, place, drawn)
+        if not self._section.is_last:
+            self._outbox.put(text, start, stop)
             return
-        per_note = max(1, MAX_INLINE_NBYTES // self._section.row_nbytes)
-        while start < stop:
-            num = min(stop - start, MAX_PIECE if stop - start > per_note else per_note)
-            self._put(text, start, start + num)
-            start += num
-
-    def _put(self, text: HeldText, start: int, stop: int) -> None:
-        data = self._log.part(text.id, start, stop)
-        if len(data) != (stop - start) * self._section.row_nbytes:
-            return  # the log has just lost it: whoever asks finds out
-        chain = joined([each or b"" for each in text.sequence.chain[start : stop + 1]])
-        blob = None
-        if len(data) > MAX_INLINE_NBYTES:
-            given = parcel(data)
-            self._link.give(given)
-            text.blobs.append(given)
-            blob, data = given.digest, b""
-        rows = RowsOfText(
-            sequence=text.id, attempt=text.sequence.attempt, start=start, chain=chain, data=data, blob=blob
-        )
-        self._outbox.setdefault(text.opened.onward, []).append(rows)
-
-    def _tell(self, text: HeldText, place: int, drawn: Drawn) -> None:
-        """Let who asks have a token, and the first stage."""
-        chain = text.sequence.chain[place] or b""
-        token = TokenDrawn(
-            sequence=text.id,
-            attempt=text.sequence.attempt,
-            place=place,
-            chain=chain,
-            token=drawn.token,
-            logprob=drawn.logprob,
-            likeliest=drawn.likeliest,
-        )
-        self._tasks.spawn(self._link.post(text.asker, token))
-        if place + 1 >= text.opened.most or drawn.token in text.opened.stop_ids:
-            return
-        rows = RowsOfText(
-            sequence=text.id, attempt=text.sequence.attempt, start=place, chain=chain, data=packed([drawn.token])
-        )
-        self._outbox.setdefault(text.opened.onward, []).append(rows)
-
-    async def _send(self) -> None:
-        """Send what has gathered, as few notes as may be."""
-        outbox, self._outbox = self._outbox, {}
-        onward = 0 if self._section.is_last else self.stage + 1
-        for peer, rows in outbox.items():
-            for some in shared_out(rows):
-                await self._link.post(peer, TextRows(stage=onward, rows=tuple(some)))
+        for place in range(start + 1, stop + 1):
+            if (drawn := text.drawn.get(place)) is not None:
+                self._outbox.tell(text, place, drawn)
 
 
 def _asker_of(text: HeldText) -> PeerId:

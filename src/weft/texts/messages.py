@@ -51,6 +51,8 @@ MAX_LIKELIEST = 20
 MAX_STOP_IDS = 1024
 MAX_LINKS = 32
 MAX_RECEIPTS = 128  # in one note
+MAX_FORM_NBYTES = 80 << 10  # schemas as `chat.grammar` takes them, and names of tools
+FORMS = 1  # as which forms are written: who reads others is not asked for these
 BLOCK = 32  # rows that a receipt is of
 RECEIPT_DIGEST_NBYTES = 16  # who would sign another output has to find it for one that the weights give: 2^128 trials
 
@@ -66,8 +68,8 @@ WeightsDigest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Added = Annotated[float, Meta(ge=-100, le=100)]
 """To a logit: whatever the model says, what comes out is finite."""
 RowsSigned = Annotated[int, Meta(ge=1, le=BLOCK)]
-Why = Literal["no room", "not computed", "wrong rows", "old weights", "leaving"]
-Word = Literal["held", "busy", "other weights", "not here", "older"]
+Why = Literal["no room", "not computed", "wrong rows", "old weights", "leaving", "no form"]
+Word = Literal["held", "busy", "other weights", "not here", "older", "no form"]
 
 
 class DrawnHow(Record, frozen=True, kw_only=True):
@@ -121,6 +123,11 @@ def drawn_how(drawing: Drawing) -> DrawnHow:
     )
 
 
+def looks_back(drawing: Drawing, form: bytes | UnsetType) -> bool:
+    """Return whether who draws has to know the tokens before."""
+    return drawing.has_penalties or form is not UNSET
+
+
 def id_of(asker: PeerId, secret: bytes) -> bytes:
     """Return the name of a text: nobody else can open it, though all in its path learn the name."""
     return blake3(bytes.fromhex(asker) + secret, derive_key_context=_ID).digest(ID_NBYTES)
@@ -154,6 +161,8 @@ class OpenSequence(Record, frozen=True, kw_only=True, tag="OpenSequence"):
     num_prompt: Place
     stop_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_IDS)]
     """To the last stage: after one of these it draws no more."""
+    form: Annotated[bytes, Meta(max_length=MAX_FORM_NBYTES)] | UnsetType = UNSET
+    """To the last stage: what the answer must look like (`chat.grammar.FormWanted.to_json`); unset: it is free."""
 
     def __post_init__(self) -> None:
         if len(self.chain) != DIGEST_NBYTES * len(self.places) or list(self.places) != sorted(set(self.places)):
@@ -163,9 +172,15 @@ class OpenSequence(Record, frozen=True, kw_only=True, tag="OpenSequence"):
         num = self.places[-1]
         if num > self.most or self.num_prompt > num or len(self.places) > num_pages(num) + PAGE:
             raise ValueError("a text is as long as its last place says, and has a place a page")
-        has_penalties = self.drawing is not None and self.drawing.drawing.has_penalties
-        if len(self.tokens) != (TOKEN_NBYTES * num if has_penalties else 0):
+        if self.form is not UNSET and self.drawing is None:
+            raise ValueError("a form is told to who draws")
+        if len(self.tokens) != (TOKEN_NBYTES * num if self.looks_back else 0):
             raise ValueError("the tokens so far are told where drawing looks at them, and all of them")
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether drawing looks at the tokens before."""
+        return self.drawing is not None and looks_back(self.drawing.drawing, self.form)
 
 
 class SequenceOpened(Record, frozen=True, kw_only=True, tag="SequenceOpened"):
@@ -272,6 +287,8 @@ class SectionServed(Record, frozen=True, kw_only=True, tag="SectionServed"):
     links: Annotated[tuple[Near, ...], Meta(max_length=MAX_LINKS)] = ()
     numbers: Kind | UnsetType = UNSET
     """That it computes with; unset: it has not said so."""
+    forms: Number | UnsetType = UNSET
+    """Of a last stage's member: it holds answers to forms that are written so (`FORMS`)."""
 
 
 class ReceiptTold(Record, frozen=True, kw_only=True, array_like=True):

@@ -34,11 +34,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from weft.engine.scheduling.schedule import MAX_SLOWDOWN
+from weft.engine.scheduling.budget import MAX_SLOWDOWN
 from weft.ids import PeerId, short
 from weft.pipeline.routing import Failure
 from weft.rng import order_key
-from weft.texts.messages import MAX_LINKS, SectionServed
+from weft.texts.messages import FORMS, MAX_LINKS, SectionServed
 
 NUM_FIRST = 64  # first members that paths are looked for from: those that cost least, where there are more
 AS_GOOD = 1.1  # of paths so near to the best that is taken which has most of the text already
@@ -57,12 +57,14 @@ class Wanted(NamedTuple):
         num_drawn: tokens that will probably be drawn.
         row_nbytes: of a token's activations, from stage to stage.
         trip_s: that a token takes through all stages, as long as texts took of late; 0: all rows are in each step.
+        has_form: whether the last stage has to hold the answer to a form.
     """
 
     num_prompt: int
     num_drawn: int
     row_nbytes: int
     trip_s: float = 0.0
+    has_form: bool = False
 
 
 class Figures(NamedTuple):
@@ -250,6 +252,13 @@ class Paths:
         return [stage for stage in range(self.num_stages) if stage not in there]
 
     @property
+    def lacks_forms(self) -> bool:
+        """Whether members of the last stage serve, and none holds answers to forms."""
+        last = self.num_stages - 1
+        there = [served for (stage, _), (served, _) in self._served.items() if stage == last and served.rounds]
+        return bool(there) and all(served.forms != FORMS for served in there)
+
+    @property
     def round(self) -> int | None:
         """Return the newest round after which each stage has somebody with weights; None: there is none."""
         stages: list[set[int]] = [set() for _ in range(self.num_stages)]
@@ -291,8 +300,10 @@ class Paths:
         barred = {*without, *self._barred(now)}
 
         def there(stage: int, of_round: int) -> list[PeerId]:
-            found = self._with(stage, of_round, barred, is_exact=is_exact)
-            return found if found or not has_barred else self._with(stage, of_round, without, is_exact=is_exact)
+            here = [peer for (at, peer), (told, _) in self._served.items() if at == stage and of_round in told.rounds]
+            fit = [peer for peer in here if self._is_fit(stage, peer, has_form=wanted.has_form, is_exact=is_exact)]
+            found = [peer for peer in fit if peer not in barred]
+            return found if found or not has_barred else [peer for peer in fit if peer not in without]
 
         for each in sorted(rounds, reverse=True) if round is None else (round,):
             here = [there(stage, each) for stage in range(self.num_stages)]
@@ -305,12 +316,12 @@ class Paths:
                 return reserved
         return None
 
-    def may_come(self, round: int, without: Collection[PeerId], *, is_exact: bool) -> bool:
+    def may_come(self, round: int, without: Collection[PeerId], *, is_exact: bool, has_form: bool = False) -> bool:
         """Return whether there may soon be a path with a round's weights: who lacks them in some stage only lags."""
 
         def may_have(stage: int, peer: PeerId) -> bool:
             rounds = self._served[stage, peer][0].rounds
-            is_fit = self._is_exact(stage, peer) or not is_exact
+            is_fit = self._is_fit(stage, peer, has_form=has_form, is_exact=is_exact)
             return is_fit and peer not in without and bool(rounds) and (round in rounds or max(rounds) < round)
 
         stages = {stage for stage, peer in self._served if may_have(stage, peer)}
@@ -367,10 +378,11 @@ class Paths:
     def _round_s(self, peers: Sequence[PeerId]) -> float:
         return sum(self.between(a, b).rtt_s / 2 for a, b in pairwise((*peers, peers[0])))
 
-    def _with(self, stage: int, round: int, without: Collection[PeerId], *, is_exact: bool) -> list[PeerId]:
-        """Return a stage's members that have a round's weights, and nothing that stands against them."""
-        here = [peer for (each, peer), (served, _) in self._served.items() if each == stage and round in served.rounds]
-        return [peer for peer in here if peer not in without and (self._is_exact(stage, peer) or not is_exact)]
+    def _is_fit(self, stage: int, peer: PeerId, *, has_form: bool, is_exact: bool) -> bool:
+        """Return whether a stage's member can hold an answer to a form, where there is one and it draws, and computes
+        with exact numbers, where these are wanted."""
+        holds = not has_form or stage < self.num_stages - 1 or self._served[stage, peer][0].forms == FORMS
+        return holds and (self._is_exact(stage, peer) or not is_exact)
 
     def _is_exact(self, stage: int, peer: PeerId) -> bool:
         return self._served[stage, peer][0].numbers == "exact"

@@ -26,6 +26,7 @@ from weft.engine.numbers import Kind
 from weft.engine.step import KeysAndValues, Stepper, Weights, on_host
 from weft.errors import ConfigError, PayloadError, WeftError
 from weft.pipeline.codec.activations import ActivationConfig, NumberConfig
+from weft.texts.forms import Followed
 from weft.texts.messages import BLOCK, TOKEN_NBYTES, OpenSequence
 
 
@@ -49,12 +50,16 @@ class Draw:
         counts: of the text so far, where penalties need them.
         stop_ids: tokens that end the text.
         most: tokens of the whole text.
+        form: that the text follows; None: it is free.
+        before: tokens of the text from the form's begin on, before the first that is drawn.
     """
 
     drawing: Drawing
     counts: Counts | None
     stop_ids: Collection[int] = ()
     most: int = 0
+    form: Followed | None = None
+    before: Sequence[int] = ()
 
     def is_signed(self, place: int, token: int) -> bool:
         """Return whether a receipt ends with the row that a token was drawn after."""
@@ -91,7 +96,7 @@ class Done:
 
     Args:
         data: encoded rows for the next section; none of the last.
-        drawn: one token for each of `Work.drawn_places`.
+        drawn: one token for each of `Work.drawn_places`; of a form that is complete none for those behind it.
         fingerprints: of logits that a receipt needs, by the place of the token.
         failed: what is wrong with what came in, or with what came out.
     """
@@ -211,14 +216,18 @@ def _drawn(logits: Sequence[NDArray[np.float64]], work: Work) -> Done:
     how = work.draw
     if how is None:
         return Done()
+    tokens, drawn, fingerprints = list(how.before), list[Drawn](), dict[int, bytes]()
     try:
-        each = list(zip(logits, work.drawn_places, strict=True))
-        drawn = tuple(draw(here, how.drawing, place, how.counts) for here, place in each)
-        fingerprints = {
-            place: fingerprint(here.astype(np.float32))
-            for (here, place), one in zip(each, drawn, strict=True)
-            if how.is_signed(place, one.token)
-        }
-        return Done(drawn=drawn, fingerprints=fingerprints)
+        for here, place in zip(logits, work.drawn_places, strict=True):
+            allowed = None if how.form is None else how.form.allowed_after(tokens)
+            if allowed is not None and not allowed.any():
+                break
+            one = draw(here, how.drawing, place, how.counts, allowed)
+            drawn.append(one)
+            tokens.append(one.token)
+            is_complete = how.form is not None and how.form.is_complete_after(tokens)
+            if is_complete or how.is_signed(place, one.token):
+                fingerprints[place] = fingerprint(here.astype(np.float32))
+        return Done(drawn=tuple(drawn), fingerprints=fingerprints)
     except WeftError as error:
         return Done(failed=error)

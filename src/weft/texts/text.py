@@ -86,12 +86,14 @@ class Drew:
 
     Args:
         chain: of the tokens before.
+        is_whole: nothing may follow it: an answer of a form is complete.
     """
 
     attempt: int
     place: int
     chain: bytes
     drawn: Drawn
+    is_whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -326,8 +328,7 @@ def plan(held: Sequence[Held], wanted: int) -> tuple[list[tuple[int, int]], int]
 
 
 def _drew(text: Text, event: Drew) -> Moved:
-    is_current = event.attempt == text.attempt if text.phase == "running" else event.attempt <= text.attempt
-    if not is_current or event.place != len(text.tokens) or not is_same(event.chain, text.chain[-1]):
+    if not is_next(text, event):
         return text, []
     effects = list[Effect]()
     if event.attempt == text.attempt and text.behind:
@@ -344,10 +345,17 @@ def _drew(text: Text, event: Drew) -> Moved:
         num_futile=0,
     )
     effects.append(Tell(event.drawn))
-    if len(text.tokens) < text.most:
+    if len(text.tokens) < text.most and not event.is_whole:
         return text, effects
-    ended, ending = _ended(text, End("length"))
+    ended, ending = _ended(text, End("stop" if len(text.tokens) < text.most else "length"))
     return ended, effects + ending
+
+
+def is_next(text: Text, event: Drew) -> bool:
+    """Return whether a token is the text's next one."""
+    is_current = event.attempt == text.attempt if text.phase == "running" else event.attempt <= text.attempt
+    is_there = text.phase != "ended" and is_current and event.place == len(text.tokens)
+    return is_there and is_same(event.chain, text.chain[-1])
 
 
 def is_same(chain: bytes, own: bytes) -> bool:

@@ -43,7 +43,7 @@ def test_each_form_of_choices_is_the_same_task(row: dict[str, Any]) -> None:
     [
         ({"question": "2 + 2?", "answer": "4"}, ("4",)),
         ({"question": "2 + 2?", "answer": 4}, ("4",)),
-        ({"question": "2 + 2?", "answer": 4e22, "match": "number"}, ("4" + "0" * 22,)),
+        ({"question": "2 + 2?", "answer": 4e22, "match": "number"}, ("4e+22",)),
         ({"prompt": "2 + 2?", "answers": ["4", "four"]}, ("4", "four")),
     ],
 )
@@ -70,6 +70,9 @@ def test_a_system_text_comes_first() -> None:
         ("number", "3", ["1,2,3", "5-3"], ["123", "-3"]),
         ("number", "9007199254740993", ["9,007,199,254,740,993.0"], ["9007199254740992"]),
         ("number", "-0.0", ["0", "+0.00"], ["1"]),
+        ("number", "100000", ["1e5", "It is 1.0E+05.", "0.1e6"], ["5", "1e-5", "1e5 5", "1e4", "1e" + "9" * 100_000]),
+        ("number", "1e5", ["100,000", "1e5"], ["5", "1"]),
+        ("number", "2.5", ["2e, so 2.5", "1e2.5"], ["2.5e1"]),
         ("number", "\u0664\u0665", ["45"], ["54"]),
         ("number", "0" * 100_000 + "7", ["7." + "0" * 100_000], ["7" + "0" * 100_000]),
         ("json", "1", ["1.0", " 1", "10e-1", "0.01E+2", "1" + "0" * 5000 + "e-5000"], ["true", "[" * 5000, '"1"']),
@@ -107,6 +110,7 @@ def test_what_is_right(match: Match, answer: str, right: list[str], wrong: list[
         ({"question": "?", "answer": "four", "match": "number"}, "no answer can be right by match = number"),
         ({"question": "?", "answer": "{", "match": "json"}, "no answer can be right by match = json"),
         ({"question": "?", "answer": "1e" + "9" * 20, "match": "json"}, "no answer can be right by match = json"),
+        ({"question": "?", "answer": "1e" + "9" * 20, "match": "number"}, "no answer can be right by match = number"),
         ({"question": "?", "answer": "\ud800"}, "answer holds half a surrogate pair"),
         ({"question": "?", "answer": ["4", "\ud800"]}, "answer holds half a surrogate pair"),
         ({"question": "?", "answer": "4", "kind": "\ud800"}, "kind holds half a surrogate pair"),

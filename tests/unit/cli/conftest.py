@@ -36,6 +36,14 @@ def weft(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 
 
 @pytest.fixture
+def timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each step that is timed be made once, and be said to take half a second."""
+    for place in ("plan.speed_here", "doctor.fit"):
+        monkeypatch.setattr(f"weft.cli.{place}.usual_s", lambda step, **_how: step() or 0.5)
+    monkeypatch.setattr("weft.cli.plan.speed_here.is_disturbed", lambda *_: False)
+
+
+@pytest.fixture
 def run_path(tmp_path: Path) -> Path:
     """A run file with its corpus beside it."""
     (tmp_path / "text.txt").write_text(TEXT)

@@ -60,15 +60,19 @@ def test_a_ticket_from_an_empty_standard_input_is_asked_for(given: str, tmp_path
     assert done.stderr.startswith("weft: standard input is empty or closed")
 
 
-@pytest.mark.parametrize("as_written", ["cat", "iconv -t utf-16", "iconv -t utf-16be | { printf '\\xfe\\xff'; cat; }"])
+@pytest.mark.parametrize(
+    "as_written",
+    [
+        "cat",
+        "{ printf '\\xef\\xbb\\xbf'; cat; }",
+        "iconv -t utf-16",
+        "iconv -t utf-16be | { printf '\\xfe\\xff'; cat; }",
+    ],
+)
 def test_a_ticket_may_come_in_what_powershell_writes(as_written: str, tmp_path: Path) -> None:
     done = shell(f"printf 'weft1abc\\n' | {as_written} | $W inspect -", tmp_path)
     assert done.returncode == 15
     assert "cut short: it has 3 letters after weft" in done.stderr
-    assert (
-        "cut short: it has 3 letters after weft"
-        in shell("printf '\\xef\\xbb\\xbfweft1abc\\n' | $W inspect -", tmp_path).stderr
-    )
 
 
 def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from weft.net.ticket import issue
 TAKE_ONE = [
     *(("join", "--yes", *LOCAL), ("anchor",), ("gather",), ("watch",), ("status",), ("inspect",)),
     ("serve", "--port", "0"),
-    pytest.param(("doctor",), marks=pytest.mark.full),  # it times steps
+    pytest.param(("doctor",), marks=pytest.mark.full),
 ]
 NOBODY = "4cb5abf6"  # whom `a_ticket` names, and who is not there
 
@@ -32,6 +32,7 @@ def goes(weft: Weft, verb: str, *words: str) -> None:
     assert NOBODY in answer.err + answer.out, answer.err
 
 
+@pytest.mark.usefixtures("timed_once")
 @pytest.mark.parametrize("words", TAKE_ONE, ids=lambda words: words[0])
 def test_every_verb_reads_its_ticket_from_a_file_and_the_environment(
     weft: Weft, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -60,6 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("timed_once")
 @pytest.mark.parametrize("name", ["prefer", "chat"])
 def test_what_it_takes_is_told_before_it_begins(weft: Weft, folder: Path, name: str) -> None:
     for command in (

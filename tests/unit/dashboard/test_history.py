@@ -24,6 +24,7 @@ from weft.events import (
     MemberGone,
     MemberJoined,
     MemberProgress,
+    MergeAudited,
     MethodTuned,
     Notice,
     PayloadOffered,
@@ -35,6 +36,7 @@ from weft.events import (
     RoundProven,
     Sampled,
     StepDone,
+    WorkAudited,
     Working,
 )
 from weft.ids import BranchId, Digest, PeerId, Round, RunId, Step, Tokens
@@ -289,6 +291,14 @@ def test_who_checks_signatures_is_no_peer_of_the_run() -> None:
         (
             CountedThrough(round=Round(2), tokens=Tokens(64)),
             "64 tokens of it are counted in round 2, which another peer handed on",
+        ),
+        (
+            WorkAudited(round=Round(2), member=B, work=Digest("d" * 64), num_steps=1, distance=0.0),
+            f"has done 1 training step of {B[:8]} again: they are what it says",
+        ),
+        (
+            MergeAudited(round=Round(2), member=B, part=1, result=Digest("d" * 64)),
+            f"has merged part 1 of round 2 again: it is what {B[:8]} has found",
         ),
     ],
     ids=lambda each: type(each).__name__,

@@ -15,6 +15,7 @@ from unit.engine.test_step import CONFIG, CPU, text_of, vector_of
 from weft.engine.draft import Draft
 from weft.engine.draw import Drawing, Drawn
 from weft.engine.engine import MAX_UNREAD, MAX_WAITING, Engine, Full, Text, Unread, Wanted
+from weft.engine.scheduling.budget import GRAIN, Budget
 from weft.engine.scheduling.pages import PAGE
 from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.errors import ConfigError, NotFinite
@@ -274,9 +275,10 @@ async def test_a_mean_of_hidden_states_is_that_of_the_model_beside_texts_that_ar
 
 @pytest.mark.full
 async def test_a_mean_that_gives_up_its_pages_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "weft.engine.scheduling.schedule.num_readable", lambda _pace, num_drawing, *_: 64 if num_drawing else 999
-    )
+    def readable(budget: Budget, _start: int) -> int:
+        return (64 if budget._least == GRAIN else 999) - budget._num_taken
+
+    monkeypatch.setattr(Budget, "readable", readable)
     prompt, num_yielded = text_of(500, 3), 0
     for _ in range(8):  # whether it has to rests on which step each begins in
         few = made(num_pages=14, has_guesses=False)

@@ -83,10 +83,10 @@ def test_who_joins_is_told_what_it_costs_and_may_refuse(tmp_path: Path) -> None:
     [
         AsyncDiLoCoConfig(every=EVERY),
         AutoConfig(),
-        pytest.param(CocktailConfig(), marks=pytest.mark.full),
+        pytest.param(CocktailConfig(), marks=pytest.mark.slow),
         ChocoConfig(every=EVERY),
-        DPsgdConfig(every=EVERY),
-        NoLoCoConfig(every=EVERY),
+        pytest.param(DPsgdConfig(every=EVERY), marks=pytest.mark.slow),
+        pytest.param(NoLoCoConfig(every=EVERY), marks=pytest.mark.slow),
         SparseLoCoConfig(every=EVERY),
         StreamingConfig(every=EVERY, fragments=1, overlap=1),
     ],

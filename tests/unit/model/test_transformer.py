@@ -155,3 +155,18 @@ def test_the_head_of_a_tied_model_is_its_embedding(small: Make) -> None:
     logits = tied(tokens_of(small()))
     assert logits.shape == (2, 12, small().vocab_size)
     assert cross_entropy(logits.flatten(0, 1), tokens_of(small()).flatten()).isfinite()
+
+
+def test_a_model_without_memory_draws_no_values(variant: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each process that trains would load torch's compiler for it."""
+
+    def refused(*_args: object) -> None:
+        raise AssertionError("drawn")
+
+    expected = Transformer(variant)
+    monkeypatch.setattr(torch.nn.init, "normal_", refused)
+    with torch.device("meta"):
+        model = Transformer(variant)
+    assert [(name, each.shape) for name, each in model.named_parameters()] == [
+        (name, each.shape) for name, each in expected.named_parameters()
+    ]

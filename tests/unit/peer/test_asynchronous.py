@@ -34,6 +34,8 @@ from weft.sync.records.messages import Contribution
 from weft.sync.round.shares import awaited_weight, weight_of
 from weft.training.learner import Work
 
+pytestmark = pytest.mark.usefixtures("shapes_unchecked")
+
 STEP_S = (1.0, 2.3, 5.1)  # of each member, so that no two end at once
 NAMES = tuple(PeerId(digit * 64) for digit in "abc")
 EVERY, ROUNDS = 3, 24

@@ -25,6 +25,8 @@ from weft.sync.method.choices import InnerSgdConfig
 from weft.sync.method.presets import CocktailConfig, DiLoCoConfig, MethodConfig, StreamingConfig
 from weft.training.learner import Work
 
+pytestmark = pytest.mark.usefixtures("shapes_unchecked")
+
 PEERS, ROUNDS, WEIGHT = 2, 8, 100
 
 

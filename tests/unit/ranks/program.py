@@ -1,4 +1,7 @@
-"""One rank of a site: `python program.py CHECK RANK RANKS FOLDER`. Rank 0 checks, the others do what it tells."""
+"""One rank of sites, one after the other: `python program.py KINDS RANK RANKS FOLDER`, `vectors,half` for KINDS, say.
+
+Rank 0 checks, and prints the kind and what it found; the others do what it tells.
+"""
 
 import sys
 from collections.abc import Callable
@@ -315,9 +318,13 @@ def compare(line: Line, rank: int) -> None:
 
 
 def main() -> None:
-    kind, rank, num_ranks, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
     torch.set_num_threads(1)
-    line = Line("gloo", rank, num_ranks, f"file://{folder / 'meet'}")
+    for kind in sys.argv[1].split(","):
+        one_site(kind, int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+
+
+def one_site(kind: str, rank: int, num_ranks: int, folder: Path) -> None:
+    line = Line("gloo", rank, num_ranks, f"file://{folder / f'meet-{kind}'}")
     if kind == "alike":
         compare(line, rank)
         return
@@ -330,7 +337,7 @@ def main() -> None:
     site.open(num, folder)
     for check in CHECKS[kind]:
         check(site)
-        print(check.__doc__)  # noqa: T201
+        print(f"{kind}: {check.__doc__}")  # noqa: T201
     site.close()
 
 

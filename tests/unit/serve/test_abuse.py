@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 
 from unit.serve.scripted import asking, scripted
+from weft.chat.grammar import MAX_SCHEMA_NBYTES
 from weft.cli.listener import listen
 from weft.engine.draw import MAX_BIASED
 from weft.serve import app as served
@@ -21,7 +22,7 @@ from weft.serve import stream
 from weft.serve.app import app
 from weft.serve.generation import Model
 from weft.serve.keys import Keys, Limits, new_key
-from weft.serve.schemas import MAX_MESSAGES, MAX_SCHEMA_NBYTES
+from weft.serve.schemas import MAX_MESSAGES
 from weft.serve.stream import Connection
 
 MESSAGE = {"role": "user", "content": "hi"}

@@ -400,6 +400,7 @@ async def test_health_draws_a_token_and_not_at_every_request() -> None:
 # --- what is refused ---
 
 MESSAGE = {"role": "user", "content": "x"}
+NESTED = "[" * 900 + "]" * 900  # JSON's own reader takes so many
 WRONG: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"temperature": "hot"}, 400, "temperature", None),
     ({"temperature": 3}, 400, "temperature", None),
@@ -411,6 +412,12 @@ WRONG: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content[0].type", None),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+        400,
+        "messages[0].tool_calls[0].function.arguments",
+        None,
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": NESTED}}]}]},
         400,
         "messages[0].tool_calls[0].function.arguments",
         None,

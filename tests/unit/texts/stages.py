@@ -6,9 +6,12 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 import torch
 
 from unit.engine.test_step import CONFIG, CPU, vector_of
+from weft.chat.grammar import Forms
+from weft.chat.vocabulary import Vocabulary
 from weft.clock import VirtualClock
 from weft.codec.build import build
 from weft.codec.config import CodecConfig, Fp32Config
+from weft.data.tokenizer import CharTokenizer
 from weft.engine.draw import Drawing, Drawn
 from weft.engine.engine import Engine, Text, Wanted
 from weft.engine.numbers import Kind
@@ -27,11 +30,14 @@ from weft.pipeline.link import StageLink
 from weft.store.chunks import raw
 from weft.tasks import Inline
 from weft.texts.entry import Entry
+from weft.texts.forms import FormReader
 from weft.texts.member import Member, listen
-from weft.texts.receipt import weights_digest
+from weft.texts.receipts.receipt import weights_digest
 from weft.texts.section import Section
 
 RUN = RunId("cd" * 32)
+TOKENIZER = CharTokenizer.of(["".join(map(chr, range(32, 126))).translate(str.maketrans("", "", "~@#$%^&`|")) + "\n"])
+FORMS = Forms(Vocabulary(TOKENIZER), CONFIG.vocab_size)
 STEP_S = 0.01
 
 
@@ -45,6 +51,7 @@ class Served:
         kind: of numbers.
         has_guesses: whether tokens are taken before they are drawn.
         silent: members that give no receipts, by number.
+        older: members that hold answers to no form, by number.
         num_strangers: peers that only ask.
     """
 
@@ -59,6 +66,7 @@ class Served:
         kind: Kind = "fp32",
         has_guesses: bool = True,
         silent: Collection[int] = (),
+        older: Collection[int] = (),
         num_strangers: int = 0,
     ) -> None:
         self.clock = VirtualClock()
@@ -68,7 +76,7 @@ class Served:
         self.codec = build(codec)
         self.kind = kind
         self.has_guesses = has_guesses
-        self.silent = silent
+        self.silent, self.older = silent, older
         self.num_strangers, self.strangers = num_strangers, list[StageLink]()
         self.members: list[Member] = []
         self.kept: list[KeysAndValues] = []
@@ -168,6 +176,7 @@ class Served:
             num_stages=len(self.sizes),
             has_guesses=self.has_guesses,
             has_receipts=len(self.members) not in self.silent,
+            forms=FormReader(FORMS, Inline().serve) if part.is_last and len(self.members) not in self.older else None,
         )
 
     def path(self) -> tuple[PeerId, ...]:

@@ -20,7 +20,7 @@ from weft.net.blobs.blobs import inline
 from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.pipeline.link import StageLink
-from weft.texts import member
+from weft.texts import outbox
 from weft.texts.member import listen
 
 TRIP_S = 0.005
@@ -100,7 +100,7 @@ def test_a_star_outlives_a_member_where_its_session_begins_where_the_text_is(is_
 
 
 def test_a_star_fetches_what_is_too_long_for_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(member, "MAX_INLINE_NBYTES", 1 << 10)
+    monkeypatch.setattr(outbox, "MAX_INLINE_NBYTES", 1 << 10)
     asked = wanted(PROMPT, 3)
     (expected,) = of_the_whole(asked)
     served = Served((1, 1, 1), has_guesses=False)

@@ -92,8 +92,13 @@ def test_drawing_answers_takes_what_the_closed_form_says(has_adapter: bool) -> N
 
 @pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="only there the allocator gives back at once what is free")
-@pytest.mark.parametrize("kind", ["bf16", "int8", "exact"])
-@pytest.mark.parametrize("num_stages", [1, 3])
+@pytest.mark.parametrize(
+    ("kind", "num_stages"),
+    [
+        *(("bf16", 1), ("int8", 3), ("exact", 1)),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("bf16", 3), ("int8", 1), ("exact", 3))),
+    ],
+)
 def test_weights_of_two_rounds_pages_and_a_copy_are_what_the_closed_form_says(kind: Kind, num_stages: int) -> None:
     try:
         required(kind, CPU)

@@ -4,14 +4,15 @@ import pytest
 
 from weft.verify.judge import Numerics, threshold, threshold_of_moments
 
-# Of one step, measured: the largest honest distance, and the least of a learning rate one hundredth lower.
-HONEST: dict[Numerics, float] = {"fp32": 2.1e-6, "bf16": 1.0e-3}
-LEAST_CHEAT = 1.0e-2
+# Of one step, measured: the largest honest distance, and the least of a cheat: in bf16 of one at the samples, for a
+# learning rate one hundredth lower is not seen there.
+HONEST: dict[Numerics, float] = {"fp32": 2.1e-6, "bf16": 8.1e-3}
+LEAST_CHEAT: dict[Numerics, float] = {"fp32": 1.6e-3, "bf16": 9.4e-2}
 
 
 @pytest.mark.parametrize("numerics", ["fp32", "bf16"])
 def test_a_threshold_lies_between_honest_and_cheating_steps_with_a_margin(numerics: Numerics) -> None:
-    assert 2.5 * HONEST[numerics] < threshold(numerics, 1) < LEAST_CHEAT / 2.5
+    assert 2.5 * HONEST[numerics] < threshold(numerics, 1) < LEAST_CHEAT[numerics] / 2.5
 
 
 @pytest.mark.parametrize("numerics", ["fp32", "bf16"])

@@ -46,6 +46,7 @@ from weft.run.config import Genesis, RunConfig, TrainConfig
 from weft.run.genesis import MAX_RUN_NBYTES, read_run
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig, held_of
+from weft.run.trust import MembersTrust, TrustConfig
 from weft.store.home import Home
 from weft.sync.costs import peer_memory
 from weft.sync.method.choices import AdamWConfig, Choices
@@ -224,6 +225,7 @@ class _Trained:
     stages: int
     pipeline: PipelineConfig
     has_reward: bool
+    trust: TrustConfig
 
 
 def of_ticket(look: Look, home: Path, settings: PeerConfig, flops_per_s: float) -> Iterator[Finding]:
@@ -247,6 +249,7 @@ def of_ticket(look: Look, home: Path, settings: PeerConfig, flops_per_s: float) 
         stages=run.stages if isinstance(run, StagedConfig) else 1,
         pipeline=run.pipeline if isinstance(run, StagedConfig) else PipelineConfig(),
         has_reward=run.reward is not msgspec.UNSET,
+        trust=run.trust or MembersTrust(),
     )
     found = _timed(trained, settings, flops_per_s)
     if isinstance(found, Finding):
@@ -274,6 +277,7 @@ def of_run_file(path: Path, settings: PeerConfig, flops_per_s: float) -> Iterato
         stages=described.stages,
         pipeline=described.pipeline,
         has_reward=described.reward is not None,
+        trust=described.trust,
     )
     found, choices = _timed(trained, settings, flops_per_s), spell_out(described.method, described.peers)
     line = asked.line("home", None, None, None).line
@@ -471,6 +475,7 @@ def _question(
         cluster=cluster_of(device, defaults.cluster_size, trained.model, trained.train, 0.0),
         has_even_leases=has_even_leases,
         has_reward=trained.has_reward,
+        trust=trained.trust,
         price_per_kwh=defaults.price_per_kwh,
         idle_share=defaults.idle_share,
         electors=electors,

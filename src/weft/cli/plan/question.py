@@ -24,7 +24,7 @@ from weft.data.packing import CharactersConfig, make_tokenizer
 from weft.data.tokenizer import CharTokenizer
 from weft.errors import ConfigError, DataError, TooLarge
 from weft.ids import several
-from weft.model.config import ModelConfig
+from weft.model.config import ModelConfig, num_parameters
 from weft.peer.state.checkpoint import load_run, read_contents
 from weft.pipeline.config import PipelineConfig
 from weft.plan import profiles
@@ -35,6 +35,7 @@ from weft.run.config import FolderModel, RunConfig, RunFile, SizedModel
 from weft.run.genesis import on_corpus, resolve
 from weft.run.idle import without_effect
 from weft.run.machine import PeerConfig
+from weft.run.trust import AuditedTrust, MembersTrust
 from weft.sim.scenario import Kind, Scenario
 from weft.sync.method.choices import Choices
 from weft.sync.method.presets import AutoConfig, MethodConfig, spell_out
@@ -344,9 +345,13 @@ def _ask(
         has_even_leases=run_file.has_even_leases,
         electors=run_file.electors,
         has_reward=run_file.reward is not None,
+        trust=run_file.trust or MembersTrust(),
         price_per_kwh=defaults.price_per_kwh if prices.per_kwh is None else prices.per_kwh,
         idle_share=defaults.idle_share,
     )
+    if isinstance(question.trust, AuditedTrust) and question.audits is None:
+        why = "with this method" if num <= run_file.electors else "where more train than vote"
+        notes = (*notes, f"no audits are in these figures: members cannot audit each other {why}")
     return Asked(name=run_file.name, question=question, notes=notes, stages=run_file.stages, pipeline=run_file.pipeline)
 
 
@@ -364,7 +369,7 @@ def _machines(own: Own, run_file: RunFile, model: ModelConfig, num_peers: int) -
     if own.device is None:
         return machines, ("a peer's memory is estimated in fp32, on a CPU",)
     if own.device == HERE:
-        from weft.cli.plan.speed_here import measure_cut
+        from weft.cli.plan.speed_here import hash_s, measure_cut
 
         num_sharing = num_peers if named.is_one_machine else 1
         here = measure_cut(model, train, run_file.stages, run_file.pipeline.micro_batch, num_sharing)
@@ -373,6 +378,8 @@ def _machines(own: Own, run_file: RunFile, model: ModelConfig, num_peers: int) -
         if named.is_one_machine:
             note += f" for each of {several(num_peers, 'peer')} that share this machine"
         machines = replace(machines, tokens_per_s=speed, memory_nbytes=here.memory_nbytes, is_gpu=here.is_gpu)
+        if isinstance(run_file.trust, AuditedTrust):
+            machines = replace(machines, hash_s=hash_s(num_parameters(model)))
         return replace(machines, is_half=here.is_half, crowding=crowding), (note,)
     device = profiles.device(own.device)
     host_watts = defaults.host_watts if device.kind == "gpu" else 0.0

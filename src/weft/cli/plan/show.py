@@ -53,6 +53,7 @@ def lines(asked: Asked, plan: Forecast, table: Sequence[Row], chosen: Row) -> It
     yield from _levels(plan)
     for hold in plan.memory:
         yield from titled("memory", _held(hold))
+    yield from _audits(plan)
     yield from titled("energy", _energy(plan))
     yield from titled("money", _money(plan))
     yield ""
@@ -65,7 +66,7 @@ def lines(asked: Asked, plan: Forecast, table: Sequence[Row], chosen: Row) -> It
 
 
 def short(asked: Asked, plan: Forecast) -> Iterator[str]:
-    """Yield the same in at most eight lines: time, bytes, memory, disk, and what they follow from."""
+    """Yield the same in at most eight lines: time, bytes, memory, disk, and what they follow from; nine with audits."""
     question, pace = plan.question, plan.pace
     peers, tokens = several(question.num_peers, "peer"), figures.amount(question.train.tokens)
     yield from titled(asked.name, f"{figures.amount(question.num_parameters)} parameters, {tokens} tokens, {peers}")
@@ -75,6 +76,7 @@ def short(asked: Asked, plan: Forecast) -> Iterator[str]:
     yield from titled("bytes", _moved(plan))
     yield from titled("memory", _taken(asked, plan))
     yield from titled("disk", _written(asked))
+    yield from _audits_in_short(plan)
     yield from titled("speed", asked.speed)
     yield from titled("lines", asked.lines)
     for note in (*_no_room(plan), *asked.assumed):
@@ -100,6 +102,48 @@ def _moved(plan: Forecast) -> str:
         return "nothing while a peer is alone; --peers 2 says what two move"
     a_day = f", {figures.nbytes(1e9 * pace.gigabytes_per_day)} a day" if pace.total_s > DAY_S else ""
     return f"{figures.nbytes(nbytes)} a round by each peer{a_day}, {figures.nbytes(nbytes * pace.num_rounds)} in all"
+
+
+def _audits_in_short(plan: Forecast) -> Iterator[str]:
+    """Yield what audits take: of speed and bytes they are in the figures above, of memory and disk beside them."""
+    if (cost := plan.pace.audits) is None:
+        return
+    moved = figures.nbytes(cost.traffic.sent_nbytes + cost.traffic.received_nbytes)
+    yield from titled(
+        "audits",
+        f"{plan.pace.audited_speed:.0%} of the speed without, {moved} a round of these bytes; beside this up to "
+        f"{figures.nbytes(cost.memory_nbytes)} of memory for moments, {figures.nbytes(plan.pace.kept_nbytes)} of disk",
+    )
+
+
+def _audits(plan: Forecast) -> Iterator[str]:
+    """Yield the same with what it is made of."""
+    pace, trust = plan.pace, plan.question.audits
+    if (cost := pace.audits) is None or trust is None:
+        return
+    parts = seconds_of(
+        [
+            ("hashing states", cost.hash_s),
+            ("training and merging again", min(cost.again_s, cost.waited_s)),
+            ("waiting for who has more to do again", max(0.0, cost.waited_s - cost.again_s)),
+        ]
+    )
+    yield from titled(
+        "audits",
+        f"{pace.audited_speed:.1%} of the speed without, at audit_rate = {trust.audit_rate:g}: {parts or 'no time'} in "
+        f"a round; {cost.num_audits:.3g} audits of each peer a round, on average",
+    )
+    least, most = map(figures.nbytes, cost.step_nbytes)
+    yield from titled(
+        "",
+        f"each sends and receives {figures.nbytes(cost.traffic.sent_nbytes)} of the bytes a round for them: {least} "
+        f"for steps (up to {most} where machines round differently), {figures.nbytes(cost.part_nbytes)} for a part",
+    )
+    yield from titled(
+        "",
+        f"up to {figures.nbytes(cost.memory_nbytes)} of the machine's own memory for moments, and "
+        f"{figures.nbytes(plan.pace.kept_nbytes)} of disk, beside the others",
+    )
 
 
 def _taken(asked: Asked, plan: Forecast) -> str:
@@ -157,6 +201,7 @@ def _parts(round: RoundTime) -> str:
         ("messages", round.messages_s),
         ("processors", round.serve_s),
         ("evaluation", round.evaluate_s),
+        ("audits", round.audit_s),
     )
     return seconds_of(stages)
 
@@ -302,6 +347,7 @@ def as_json(asked: Asked, plan: Forecast, table: Sequence[Row], chosen: Row) -> 
         "gigabytes_per_day": pace.gigabytes_per_day,
         "num_electors": plan.question.num_electors,
         "levels": pace.levels,
+        "audits": _audits_tree(plan),
         "memory": plan.memory,
         "bill": plan.bill,
         "cluster": {"total_s": plan.cluster_s, "bill": plan.cluster_bill, **asdict(plan.question.cluster)},
@@ -332,6 +378,14 @@ def as_json(asked: Asked, plan: Forecast, table: Sequence[Row], chosen: Row) -> 
         "notes": [*_warnings(plan), *asked.notes, *_sources(plan)],
     }
     return spelt(tree)
+
+
+def _audits_tree(plan: Forecast) -> dict[str, Any] | None:
+    if (found := plan.pace.audits) is None:
+        return None
+    tree = {"speed": plan.pace.audited_speed, "disk_nbytes": plan.pace.kept_nbytes, **asdict(found)}
+    del tree["customs"]  # of all runs
+    return tree
 
 
 def spelt(tree: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import torch
 from msgspec import UNSET
+from torch import Tensor
 
 from weft.cli.terminal import WorkLine
 from weft.clock import Clock, SystemClock, cpu_s, kept_waiting
@@ -36,10 +37,12 @@ from weft.progress import Meter
 from weft.run.config import DpoConfig, RunFile, TrainConfig
 from weft.run.host import host_free_nbytes, num_cores, release_heap
 from weft.run.machine import PeerConfig
+from weft.store.chunks import state_index
 from weft.training import optimizer as inner
 from weft.training.backward import Backward
 from weft.training.device import Device, choose, decoder, device_free_nbytes
 from weft.training.preference import Preference
+from weft.wire import digest_of
 
 _NUM_WARM = 3  # the first steps allocate, and wake threads
 _LEAST_STEPS, _MEASURED_S = 8, 3.0  # timed: so many at least, and then until so much time has passed
@@ -50,6 +53,7 @@ _LEAST_COMPARED = 3  # steps: the first may take longer by itself
 _KEPT_WAITING = 0.1  # of the time that steps take, their thread could have computed and another program did
 _WHOLE = 0.8  # of a core, or more, is what steps compute where nothing disturbs them
 _CORE_STEPS, _CORE_S = 3, 5.0  # made on a single core: so many, and none more once so much was computed
+_MOST_HASHED, _HASHED_S = 1 << 24, 0.3  # numbers, more than caches hold, and seconds of hashing them
 _SHARE = 0.6  # of the time goes into inner steps, in the demo on two cores; the rest: exchange, outer steps, evaluation
 
 Timed = Callable[[Callable[[], None]], float]
@@ -213,6 +217,22 @@ def measure_cut(
     here = measure(part, train, num_sharing, **how)
     whole, timed = (cost.flops_per_token(decoder(each), train.seq_len) for each in (model, part))
     return replace(here, tokens_per_s=here.tokens_per_s * timed / whole)
+
+
+def hash_s(num: int, timed: Timed | None = None) -> float:
+    """Return the seconds in which this machine hashes a byte of a state, as members that audit each other do.
+
+    Args:
+        num: parameters. Of many, some millions tell as much.
+        timed: as of `measure`.
+    """
+    vector = torch.zeros(min(num, _MOST_HASHED))
+    timed = timed or (lambda step: usual_s(step, measured_s=_HASHED_S))
+    return timed(lambda: _hash(vector)) / (vector.element_size() * vector.numel())
+
+
+def _hash(vector: Tensor) -> None:
+    digest_of(state_index({"local": vector}))
 
 
 def _step(

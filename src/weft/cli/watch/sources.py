@@ -10,6 +10,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -143,8 +144,10 @@ async def observe(
             stages = [shared.of_stage(stage).run for stage in range(shared.stages)]
             yield Observer(node, ticket.run, SystemClock(), on_entry, stages), about_of(shared)
             return
-        settings = (await ask_charter(node, SystemClock())).charter.settings
-        known = about(name, ticket.run, settings) if shared is None else about_of(shared, settings)
+        charter = (await ask_charter(node, SystemClock())).charter
+        known = about(name, ticket.run, charter.settings) if shared is None else about_of(shared, charter.settings)
+        if charter.audits:
+            known = replace(known, audit_rate=charter.audits.rate)
         yield Observer(node, ticket.run, SystemClock(), on_entry), known
 
 

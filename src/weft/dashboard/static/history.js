@@ -24,6 +24,7 @@ export const LISTS = [
   "moves",
   "beside",
   "watching",
+  "audits",
 ];
 
 // Columns that are there where a run has stages: of which one a row is.

@@ -4,6 +4,7 @@
 //
 // Whatever changes marks the page as due. A frame draws the graph, which lives; the rest is drawn a few times a second.
 
+import { Audits } from "./audits.js";
 import { Curves, leftWords } from "./curves.js";
 import { find, tell } from "./dom.js";
 import { Events } from "./events.js";
@@ -52,7 +53,9 @@ function start() {
   const peers = new Peers(history, moment, selection);
   const rounds = new Rounds(history, moment, selection);
   const stages = new Stages(history, moment, selection);
-  const panels = [peers, stages, new Events(history, moment, selection), new Stories(history, moment), replay, graph];
+  const audits = new Audits(history, moment);
+  const events = new Events(history, moment, selection);
+  const panels = [peers, stages, audits, events, new Stories(history, moment), replay, graph];
 
   const draw = () => {
     drawHeader(history, moment, page.source, replay.isPlaying);

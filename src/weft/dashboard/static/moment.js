@@ -44,6 +44,8 @@ export class Moment {
     this._shares = shares();
     this._sharesBeside = shares();
     this._links = new Fold(() => new Map(), link);
+    this._audits = new Fold(noAudits, audit);
+    this._counted = new Fold(() => ({ num: 0, rounds: new Set() }), counted);
     this._usage = new Fold(() => ({ lastOf: [], byRound: new Map() }), use);
   }
 
@@ -134,6 +136,16 @@ export class Moment {
     return this._links.to(this.history.rows.links, this.count("links"), this.history.moves.links);
   }
 
+  /** What audits have come to: contributions that rounds counted, and how many of them were audited; training steps that
+   *  were done again, parts that were merged again; and of each peer, by its number, {nums: by result, distance}. */
+  get audits() {
+    const { rows, moves } = this.history;
+    const sum = this._audits.to(rows.audits, this.count("audits"), moves.audits);
+    const { num, rounds } = this._counted.to(rows.rounds, this.count("rounds"), moves.rounds);
+    const numAudited = [...sum.works.values()].filter((round) => rounds.has(round)).length;
+    return { numCounted: num, numAudited, numSteps: sum.numSteps, numParts: sum.numParts, of: sum.of };
+  }
+
   /** The share of its time that the median peer spent in training steps, by round: [at, share]. */
   get usage() {
     const { turns } = this.history.rows;
@@ -200,6 +212,26 @@ function link(sum, row) {
   const pair = Math.min(one, other) * 65_536 + Math.max(one, other);
   if (transport) sum.set(pair, row);
   else sum.delete(pair);
+}
+
+function counted(sum, [, number, , , , , contributors]) {
+  sum.num += contributors.length;
+  sum.rounds.add(number);
+}
+
+function noAudits() {
+  return { works: new Map(), numSteps: 0, numParts: 0, of: new Map() };
+}
+
+function audit(sum, [, , member, round, isSteps, num, result, distance]) {
+  if (isSteps) {
+    sum.works.set(`${round} ${member}`, round);
+    if (result !== "unanswered") sum.numSteps += num;
+  } else sum.numParts += 1;
+  if (!sum.of.has(member)) sum.of.set(member, { nums: {}, distance: null });
+  const found = sum.of.get(member);
+  found.nums[result] = (found.nums[result] ?? 0) + 1;
+  if (distance !== null) found.distance = Math.max(found.distance ?? 0, distance);
 }
 
 function use(sum, [at, peer, number, work_s]) {

@@ -5,11 +5,10 @@ values are in its pages. Who has one left to read draws in the next step; who ha
 (arXiv:2309.06180) and Sarathi (arXiv:2403.02310), each step takes
 
     1. all that draw, at most `max_rows`, keys by turns, each with what is guessed to follow (`guess`), rows among them
-    2. pieces of prompts, as many tokens as let the step last `max_slowdown` times as long as without them
+    2. pieces of prompts, as many tokens as let the step last `max_slowdown` times as long as without them (`budget`)
 
-so a long prompt slows others down by a bounded factor. Pieces end where pages end, so the same prompt is always cut in
-the same places. Keys take turns at reading by deficit round robin (Shreedhar and Varghese, 1995), in tokens; within a
-key who came first is first.
+so a long prompt slows others down by a bounded factor. Keys take turns at reading by deficit round robin (Shreedhar and
+Varghese, 1995), in tokens; within a key who came first is first.
 
 A sequence is admitted when its prompt fits and `SPARE` of all pages stay for those that run. Where they run out all the
 same, the youngest sequence of the key that holds most pages gives its own up, and reads again later: nothing is lost.
@@ -22,17 +21,14 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from operator import attrgetter
 
+from weft.engine.scheduling.budget import GRAIN, MAX_SLOWDOWN, Budget
 from weft.engine.scheduling.guess import Guesses, Worth
 from weft.engine.scheduling.pace import Pace
 from weft.engine.scheduling.pages import PAGE, Name, PagePool, names_of, num_pages
 from weft.engine.scheduling.shares import longest_ago, most_held, pages_held, youngest
 
-MAX_SLOWDOWN = 2.0
 SPARE = 0.05  # of all pages
 QUANTUM = 4 * PAGE  # tokens that a key may read each turn
-FIRST_PIECE = 4 * PAGE  # tokens, before anything was measured
-ALONE_S = 0.5  # a step in which nobody draws: who comes meanwhile waits no longer
-STARVED_STEPS = 4  # a page is read at least so often, whatever else is to do
 
 
 @dataclass(eq=False)
@@ -123,7 +119,6 @@ class Scheduler:
         self._waiting: dict[str, deque[Sequence]] = {}
         self._turns: deque[str] = deque()  # keys with something to read, whose turn it is first
         self._deficit: dict[str, int] = {}  # tokens that a key may still read in its turn
-        self._num_since_read = 0
         self._num_turns = 0  # of sequences to draw, so far
         self.num_yielded = 0  # times that a sequence gave up its pages
         self._wants_room: Sequence | None = None  # it waits for pages: no smaller one of another key slips in before it
@@ -171,9 +166,7 @@ class Scheduler:
             self._num_turns += 1
             row.sequence.drew_at = self._num_turns
         rows = list(self._with_guesses(rows))
-        pieces = list(self._pieces(sum(row.num_draws for row in rows)))
-        self._num_since_read = 0 if pieces else self._num_since_read + 1
-        return [*rows, *pieces]
+        return [*rows, *self._pieces(Budget(self._pace, sum(row.num_draws for row in rows), self._max_slowdown))]
 
     def done(self, rows: list[Row]) -> None:
         """A step has computed these rows. What was drawn is appended by the caller afterwards."""
@@ -288,10 +281,10 @@ class Scheduler:
 
     # --- pieces of prompts ---
 
-    def _pieces(self, num_drawing: int) -> Iterator[Row]:
-        budget, num_idle = num_readable(self._pace, num_drawing, self._num_since_read, self._max_slowdown), 0
+    def _pieces(self, budget: Budget) -> Iterator[Row]:
+        num_idle = 0
         planned = set[int]()  # a sequence reads one piece in a step
-        while budget > 0 and num_idle < len(self._turns):
+        while budget.is_left and num_idle < len(self._turns):
             key = self._turns[0]
             sequence = self._reader(key, planned)
             if sequence is None:
@@ -302,11 +295,12 @@ class Scheduler:
             num_idle = 0
             if self._deficit[key] < PAGE:
                 self._deficit[key] += QUANTUM
-            stop = self._end_of_piece(sequence, min(budget, self._deficit[key]))
-            if stop == sequence.num_read:
-                return  # less than a page of the budget is left
-            budget -= stop - sequence.num_read
-            self._deficit[key] -= stop - sequence.num_read
+            start = sequence.num_read
+            stop = self._end_of_piece(sequence, min(budget.readable(start), self._deficit[key]))
+            if stop == start:
+                return  # not enough is left for the next text
+            budget.take(start, stop - start)
+            self._deficit[key] -= stop - start
             if self._deficit[key] < PAGE:
                 self._turns.rotate(-1)
             planned.add(id(sequence))
@@ -352,10 +346,10 @@ class Scheduler:
         return True
 
     def _end_of_piece(self, sequence: Sequence, num: int) -> int:
-        """Return where a piece of at most `num` tokens ends: at a page's end, or the sequence's own."""
+        """Return where a piece of at most `num` tokens ends: at a multiple of `GRAIN`, or the sequence's end."""
         if sequence.num_left <= num:
             return len(sequence.tokens)
-        return max(sequence.num_read, (sequence.num_read + num) // PAGE * PAGE)
+        return max(sequence.num_read, (sequence.num_read + num) // GRAIN * GRAIN)
 
     def _row(self, sequence: Sequence, stop: int) -> Row:
         return Row(sequence, sequence.num_read, stop, draws=stop == len(sequence.tokens))
@@ -373,19 +367,3 @@ class Scheduler:
 
 def _key_of(sequence: Sequence) -> str:
     return sequence.key
-
-
-def num_readable(pace: Pace, num_drawing: int, num_since_read: int, max_slowdown: float = MAX_SLOWDOWN) -> int:
-    """Return how many tokens of prompts a step may read beside those that draw.
-
-    Args:
-        num_since_read: steps since the last that read some.
-        max_slowdown: how many times as long as without them it may last.
-    """
-    if not pace.knows_reading:
-        return FIRST_PIECE
-    if not num_drawing:
-        return max(PAGE, pace.readable(0, ALONE_S) // PAGE * PAGE)
-    whole_s = max_slowdown * pace.step_s(num_drawing, 0)
-    budget = pace.readable(num_drawing, whole_s) // PAGE * PAGE
-    return max(budget, PAGE) if num_since_read + 1 >= STARVED_STEPS else budget

@@ -20,7 +20,8 @@ Failure:
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from math import inf, isfinite
 
 import torch
@@ -30,8 +31,20 @@ from torch import Tensor
 from weft import rng
 from weft.errors import CheckpointError, DataError, NetError, NotFinite, OutOfMemory, PeerError, Refused, WireError
 from weft.ids import Digest, PeerId, Round
-from weft.ledger.tree import is_leaf
 from weft.peer.audit.heads import Head, Heads
+from weft.peer.audit.looking import (
+    Came,
+    Event,
+    Looking,
+    Made,
+    Measured,
+    Missing,
+    Opened,
+    Unable,
+    Untrue,
+    is_named,
+    step,
+)
 from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Found, Patience
 from weft.peer.audit.steps import ERROR, LOCAL, Away, named_error, repeat, shape_of
 from weft.peer.context import Context
@@ -86,6 +99,17 @@ class Differs(Exception):
     """It has named something that is not so."""
 
 
+@dataclass
+class _Shown:
+    """What one audit has come to."""
+
+    answer: AuditAnswer | None = None
+    before: dict[str, Tensor] = field(default_factory=dict)
+    mine: dict[str, Tensor] = field(default_factory=dict)
+    own: StateIndex | None = None  # of `mine`
+    theirs: StateIndex | None = None
+
+
 class Auditor:
     """Of one peer.
 
@@ -112,6 +136,7 @@ class Auditor:
         self._on_found = on_found
         self._client = StateClient(context.node, context.compute, context.clock)
         self._begun: dict[tuple[Digest, int], None] = {}  # works and states before steps: each is looked at once
+        self._sought = set[Digest]()  # works that are asked for
         self._shape = shape_of(trainer)  # of each state
 
     def follow(
@@ -127,31 +152,60 @@ class Auditor:
         for each in manifest.contributions:
             if each.work is UNSET or each.peer == me:
                 continue
-            work = self._rounds.works.known(Digest(each.work))
-            if work is None:
+            name, peer = Digest(each.work), PeerId(each.peer)
+            rate = times(peer) * audits.rate
+            if drawn(ticket.signature, name, rate, len(electorate), 1) is None:
                 continue
-            num = num_links(work.segments, audits.trace_every)
-            rate = times(PeerId(each.peer)) * audits.rate
-            number = drawn(ticket.signature, Digest(each.work), rate, len(electorate), num)
-            if number is not None:
-                drawn_link = link(work.segments, audits.trace_every, number)
-                self._begin(manifest.round, Digest(each.work), work, drawn_link, ticket)
+            begin = partial(self._drawn, manifest.round, name, ticket, rate, len(electorate), audits.trace_every)
+            if (work := self._rounds.works.known(name)) is not None:
+                begin(work)
+            else:
+                self._seek(name, peer, begin)
+
+    def _drawn(
+        self, round: Round, name: Digest, ticket: Signed, rate: float, num_electors: int, trace_every: int, work: Work
+    ) -> None:
+        number = drawn(ticket.signature, name, rate, num_electors, num_links(work.segments, trace_every))
+        if number is not None:
+            self._begin(round, name, work, link(work.segments, trace_every, number), ticket)
 
     def look_again(self, letter: Signed, verdict: Finding) -> bool:
         """Audit what another has found a fault with; return whether it can be done here."""
-        audits, work = self._replica.charter.audits, self._rounds.works.known(Digest(verdict.work))
-        if not self._heads.is_recent(verdict.round, 2 * ANSWER_ROUNDS, 2 * ANSWER_S, self._context.clock.now()):
+        audits, name, newest = self._replica.charter.audits, Digest(verdict.work), self._rounds.chain.head.round
+        if not self._heads.is_recent(verdict.round, newest, 2 * ANSWER_ROUNDS, 2 * ANSWER_S, self._context.clock.now()):
             return False  # long ago: nobody need be able to show it any more
-        if not audits or work is None or work.peer != verdict.peer:
+        if not audits or self._heads.counted_in(name) != verdict.round:
             return False
-        doubted = link_from(work.segments, audits.trace_every, verdict.before)
-        if doubted is None or self._heads.counted_in(Digest(verdict.work)) != verdict.round:
-            return False
-        if (Digest(verdict.work), DOUBTED) in self._begun:
-            return True  # of one work the steps that are doubted first: a worker need not show more
-        self._begun[Digest(verdict.work), DOUBTED] = None
-        self._begin(verdict.round, Digest(verdict.work), work, doubted, letter)
+        if (work := self._rounds.works.known(name)) is not None:
+            return self._doubted(letter, verdict, audits.trace_every, work)
+        self._seek(name, PeerId(verdict.peer), partial(self._doubted, letter, verdict, audits.trace_every))
         return True
+
+    def _doubted(self, letter: Signed, verdict: Finding, trace_every: int, work: Work) -> bool:
+        doubted, name = link_from(work.segments, trace_every, verdict.before), Digest(verdict.work)
+        if work.peer != verdict.peer or doubted is None:
+            return False
+        if (name, DOUBTED) in self._begun:
+            return True  # of one work the steps that are doubted first: a worker need not show more
+        self._begun[name, DOUBTED] = None
+        self._begin(verdict.round, name, work, doubted, letter)
+        return True
+
+    def _seek(self, name: Digest, peer: PeerId, then: Callable[[Work], object]) -> None:
+        """Ask for a work that a process before this one may have heard, and go on once it is here."""
+        if name not in self._sought:
+            self._sought.add(name)
+            self._tasks.spawn(self._find(name, peer, then))
+
+    async def _find(self, name: Digest, peer: PeerId, then: Callable[[Work], object]) -> None:
+        patience = self._patience()
+        while not patience.is_over and self._has_vote(peer):
+            work = await self._rounds.works.fetch(name, [peer])
+            if work is not None:
+                then(work)
+                break
+            await asyncio.sleep(ASK_AGAIN_S)
+        self._sought.discard(name)
 
     def _begin(self, round: Round, name: Digest, work: Work, link: Link, ticket: Signed) -> None:
         if (name, link.before) in self._begun:
@@ -166,24 +220,45 @@ class Auditor:
 
     async def look(self, audit: Audit) -> Found | None:
         """Do an audit; None: it cannot be done here."""
-        peer, reason, answer = PeerId(audit.work.peer), "", None
+        looking, shown = Looking(), _Shown()
         patience = first = self._patience()
-        while not patience.is_over and self._has_vote(peer):
+        if not self._has_vote(PeerId(audit.work.peer)):
+            return None
+        while looking.phase != "ended":
             try:
-                if answer is None:
-                    self._check_claim(audit.work)
-                    answer = await self._asked(audit)
-                    patience = self._patience()  # what follows may be as slow as this machine's own line
-                return await self._look(audit, answer)
+                event = await self._act(audit, looking, shown)
             except Differs as error:
-                return Found("differs", str(error))
+                event = Untrue(str(error))
             except (Unknown, Away, OutOfMemory):
-                return None
+                event = Unable()
             except (NotShown, PeerError, NetError, Refused) as error:
-                reason = str(error)
-            await asyncio.sleep(ASK_AGAIN_S)
-            answer = None if first.is_over else answer
-        return Found("unanswered", reason) if self._has_vote(peer) else None
+                await asyncio.sleep(ASK_AGAIN_S)
+                event = Missing(str(error), self._has_vote(PeerId(audit.work.peer)), patience.is_over, first.is_over)
+                shown = _Shown(shown.answer)
+            if isinstance(event, Came):
+                patience = self._patience()  # what follows may be as slow as this machine's own line
+            looking = step(looking, event)
+        return looking.found
+
+    async def _act(self, audit: Audit, looking: Looking, shown: _Shown) -> Event:
+        match looking.phase:
+            case "asking":
+                self._check_claim(audit.work)
+                shown.answer = await self._asked(audit)
+                return Came()
+            case "making":
+                assert shown.answer is not None
+                shown.before, shown.mine = await self._made(audit, shown.answer)
+                shown.own = await self._context.compute.serve(lambda: state_index(shown.mine))
+                return Made(digest_of(shown.own))
+            case "opening":
+                assert looking.made is not None
+                shown.theirs = await self._opened(audit, looking.made)
+                return Opened(digest_of(shown.theirs))
+            case "comparing":
+                return Measured(await self._compared(audit, shown))
+            case "ended":
+                raise AssertionError("an audit that has ended does nothing")
 
     def _patience(self) -> Patience:
         return Patience(self._rounds, self._context.clock)
@@ -197,7 +272,8 @@ class Auditor:
 
     # --- step by step ---
 
-    async def _look(self, audit: Audit, answer: AuditAnswer) -> Found:
+    async def _made(self, audit: Audit, answer: AuditAnswer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Check what the worker shows; return the state before the steps, and what this machine comes to by them."""
         work, link = audit.work, audit.link
         heads = [self._heads.known(Digest(segment.head)) for segment in work.segments]
         if any(head is None for head in heads):
@@ -210,8 +286,7 @@ class Auditor:
         if head is not known[-1]:
             outer = (await self._pulled(audit, _alone(head.outer)))[OUTER]
         state = await self._pulled(audit, await self._index(audit, answer.before, link.before, work))
-        mine = await self._repeated(audit, state, outer, head)
-        return await self._compared(audit, state, mine)
+        return state, await self._repeated(audit, state, outer, head)
 
     async def _repeated(self, audit: Audit, state: dict[str, Tensor], outer: Tensor, head: Head) -> dict[str, Tensor]:
         """Return the state that this machine comes to by the steps."""
@@ -230,17 +305,20 @@ class Auditor:
         except NotFinite as error:
             raise Differs(f"its state is none to go on from: {error}") from None
 
-    async def _compared(self, audit: Audit, before: dict[str, Tensor], mine: dict[str, Tensor]) -> Found:
-        serve, trust = self._context.compute.serve, self._replica.run.trust
-        assert isinstance(trust, AuditedTrust)
-        own, salt = await serve(lambda: state_index(mine)), rng.fresh_secret(SALT_NBYTES)
-        name = digest_of(own)
-        sealed = digest(salt + bytes.fromhex(name) + bytes.fromhex(self._context.node.peer))
+    async def _opened(self, audit: Audit, made: Digest) -> StateIndex:
+        """Seal what this machine came to; return what the worker did."""
+        salt = rng.fresh_secret(SALT_NBYTES)
+        sealed = digest(salt + bytes.fromhex(made) + bytes.fromhex(self._context.node.peer))
         request = AuditSealed(work=audit.name, ticket=audit.ticket, seal=sealed)
         opened = await self._context.node.call(PeerId(audit.work.peer), request, AuditOpened, deadline_s=CALL_S)
-        index = await self._index(audit, opened.after, audit.link.before + 1, audit.work)
-        if digest_of(index) == name:
-            return Found("equal")
+        return await self._index(audit, opened.after, audit.link.before + 1, audit.work)
+
+    async def _compared(self, audit: Audit, shown: _Shown) -> Found:
+        serve, trust = self._context.compute.serve, self._replica.run.trust
+        assert isinstance(trust, AuditedTrust)
+        own, index, before, mine = shown.own, shown.theirs, shown.before, shown.mine
+        assert own is not None
+        assert index is not None
         theirs = await self._pulled(audit, index)
         unequal = [each for each in mine if _vector(index, each).chunks != _vector(own, each).chunks]
         apart = await serve(lambda: {each: distance(before[each], mine[each], theirs[each]) for each in unequal})
@@ -385,9 +463,7 @@ class Auditor:
         """Return the list of a state that the worker shows, which is the one of this number that the work has named."""
         if named is None:
             raise NotShown("it does not show a state that it has named")
-        place = named.path.index, named.path.count
-        is_it = place == (number, num_states(work.segments, self._trace_every))
-        if not is_it or not is_leaf(Digest(work.trace), bytes.fromhex(named.state), named.path):
+        if not is_named(Digest(work.trace), work.segments, self._trace_every, number, named):
             raise NotShown("it shows a state that it has not named")
         index = await self._listed(audit, Digest(named.state))
         if index.shape != self._shape:

@@ -19,6 +19,7 @@ from weft.ids import Digest, PeerId, Round
 from weft.net.messages import MAX_REASON_CHARS
 from weft.peer.audit.auditor import Audit, Auditor
 from weft.peer.audit.heads import Heads
+from weft.peer.audit.looking import is_heard, is_told
 from weft.peer.audit.merges import Merge, Merges
 from weft.peer.audit.outcome import ANSWER_ROUNDS, Found
 from weft.peer.audit.trace import Trace
@@ -27,16 +28,17 @@ from weft.peer.context import Context
 from weft.peer.round.driver import RoundDriver
 from weft.peer.state.carry import Carry
 from weft.peer.state.replica import Replica
+from weft.store.index import StateIndex
+from weft.sync.governance import findings_in
 from weft.sync.merge.reduce import EncodedPart
 from weft.sync.records.acts import Finding
+from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Counted, Manifest, payload_of
 from weft.tasks import Tasks
 from weft.training.trainer import Trainer
 from weft.verify.draw import Draw
 from weft.verify.suspicion import Suspicion
 from weft.wire import Signed, digest_of, seal
-
-MOST_FALSE = 3  # accusations of one member that this peer could not find true: it looks into no more
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Audits:
         self._worker = Worker(context, trainer, replica, self.trace, self.heads, tasks)
         self._taken: _Taken | None = None
         self._num_false = Counter[PeerId]()
+        self._has_gone_on = False
         self.suspicion = Suspicion()
 
     def begin(self, rounds: RoundDriver) -> None:
@@ -77,7 +80,32 @@ class Audits:
             Auditor(context, self._trainer, replica, rounds, heads, tasks, self._work_found),
             Merges(context, replica, rounds, heads, tasks, self._merge_found),
         )
+        for work in self.trace.works:  # others may have been started again, too
+            rounds.works.keep(work)
         rounds.acts.on_verdict(self._heard)
+
+    def note(self, manifest: Manifest, charter: Charter, state: StateIndex) -> None:
+        """Note that the replicated vectors after a manifest, this peer's head, are those of an index."""
+        self.heads.note(manifest, charter, state, self._context.clock.now())
+        if self._taken is not None and not self._has_gone_on:
+            self._has_gone_on = True
+            self._go_on(self._taken.rounds, manifest)
+
+    def _go_on(self, rounds: RoundDriver, head: Manifest) -> None:
+        """Go on where a process before this one was killed: it has looked more often at some, was drawn for audits that
+        have not ended, and has heard what others found."""
+        me, known = self._context.node.peer, self.heads.until(digest_of(head))
+        told = rounds.acts.findings()
+        for each in known:
+            self._decided(each.manifest)
+            for warrant in each.manifest.acts:
+                told += zip(warrant.letters, findings_in(warrant), strict=False)  # an act holds no findings
+        for letter, finding in told:
+            if letter.signer == me and finding.outcome == "unanswered":
+                self.suspicion.unanswered(PeerId(finding.peer), finding.round)
+        for each in known:
+            self._draw(each.manifest)
+        self._hear_again()
 
     async def made(
         self, head: Manifest, encode: Callable[[], tuple[EncodedPart, ...]]
@@ -104,25 +132,36 @@ class Audits:
     def follow(self, manifest: Manifest) -> None:
         """Draw what this peer audits of a round whose outer step is made."""
         assert self._taken is not None, "it has come to its rounds"
-        rounds = self._taken.rounds
         self._worker.sweep()
         self._taken.merges.sweep(manifest)
+        self._decided(manifest)
+        self._draw(manifest)
+        self._hear_again()
+
+    def _decided(self, manifest: Manifest) -> None:
         counted = [PeerId(each.peer) for each in manifest.contributions if each.work is not UNSET]
         self.suspicion.decided(manifest.round, manifest.members, counted)
-        name, me = digest_of(manifest), self._context.node.peer
+
+    def _draw(self, manifest: Manifest) -> None:
+        assert self._taken is not None
+        name, me, head = digest_of(manifest), self._context.node.peer, self._taken.rounds.chain.head
         electorate = self.heads.electorate(name)
-        is_old = manifest.round + ANSWER_ROUNDS < rounds.chain.head.round  # as of who catches up
+        is_old = manifest.round + ANSWER_ROUNDS < head.round  # as of who catches up
         if self._replica.charter.audits and me in electorate and not is_old:
             draw = Draw(run=manifest.run, branch=manifest.branch, round=manifest.round, manifest=name)
             ticket = seal(self._context.identity, draw)
             self._taken.auditor.follow(manifest, ticket, electorate, self.suspicion.times)
             self._taken.merges.follow(manifest, ticket, electorate, self.suspicion.times)
-        for letter, finding in rounds.acts.findings():  # this peer may not have known the work, or the round
+
+    def _hear_again(self) -> None:
+        """Look into what others have found: this peer may not have known the work, or the round."""
+        assert self._taken is not None
+        for letter, finding in self._taken.rounds.acts.findings():
             self._heard(letter, finding)
 
     def _heard(self, letter: Signed, verdict: Finding) -> None:
-        by, me = letter.signer, self._context.node.peer
-        if self._taken is None or me in (by, verdict.peer) or self._num_false[by] >= MOST_FALSE:
+        about, me = PeerId(verdict.peer), self._context.node.peer
+        if self._taken is None or not is_heard(me, letter.signer, about, self._num_false):
             return
         if not self._taken.auditor.look_again(letter, verdict):
             self._taken.merges.look_again(letter, verdict)
@@ -157,7 +196,7 @@ class Audits:
         Args:
             work, before: as in `Finding`.
         """
-        if found.outcome == "equal":
+        if not is_told(found):
             if accuser is not None:
                 self._num_false[accuser] += 1
             return

@@ -10,7 +10,7 @@ members. What proves a lie may be large, and is told once to each; it is on disk
 
 On disk, each one canonical record that is replaced whole:
 
-    awaiting.bin    the letters of stewards and voters that wait
+    awaiting.bin    the letters of stewards, voters and auditors that wait
     lies.bin        what proves that members lie, one lie of each, until a manifest has struck them out
 
 What is read is taken up as if somebody had just handed it in or told it, so nothing in the files is believed: a damaged
@@ -28,24 +28,24 @@ Failure:
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from weft.errors import DataError, DiskFull, WireError
 from weft.events import ActEnacted, ActRefused, ActWaits, Emit, LieProven, Notice
-from weft.ids import Digest, PeerId, Round, several, short
+from weft.ids import Digest, PeerId, several, short
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import MAX_REASON_CHARS
 from weft.net.node import Node
 from weft.peer.chain import Chain
 from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, ContradictionNote, HandIn, HandInAnswer
+from weft.peer.round import verdicts
 from weft.store.home import RecordFile
 from weft.sync import governance
 from weft.sync.governance import Void
 from weft.sync.records import acts
-from weft.sync.records.charter import UNANSWERED_FOR
 from weft.sync.records.messages import Manifest
 from weft.wire import Record, Signed, claimed, decode, digest_of, printable
 
@@ -90,19 +90,6 @@ TELL_AGAIN_S = 5.0
 TELL_NBYTES = 1 << 20  # of what proves lies, to one peer in that time: a part of what may wait on its link
 
 
-MAX_VERDICTS = 16  # of one member that may wait
-JUDGED_FOR = 256  # rounds after the one that counts it, in which a work can be found false
-
-
-class Judged(NamedTuple):
-    """What verdicts that count together say."""
-
-    peer: PeerId
-    round: Round
-    work: Digest
-    outcome: str
-
-
 # What takes a key's place among the members: told to a peer, it ends it.
 STRIKE_OUT, UNANSWERED = "strike out", "no answer"
 REMOVALS = ("remove", "ban", "vote out", STRIKE_OUT, UNANSWERED)
@@ -136,7 +123,7 @@ class PendingActs:
         self._on_change = on_change
         self._waiting: dict[tuple[PeerId, int], Signed] = {}  # by steward and serial
         self._ballots: dict[tuple[PeerId, PeerId], Signed] = {}  # by the key to be removed, and the voter
-        self._verdicts: dict[Judged, dict[PeerId, Signed]] = {}  # by what they say, and by who
+        self._verdicts: verdicts.Cast = {}
         self._on_verdict: list[Callable[[Signed, acts.Finding], None]] = []
         self._lies: dict[PeerId, acts.Warrant] = {}  # by who told them, of present members, oldest first
         self._aware: dict[PeerId, set[PeerId]] = {}  # of each of these, who of those linked has heard
@@ -163,7 +150,7 @@ class PendingActs:
         base = self._chain.base
         handed_in = [acts.Warrant(letters=(self._waiting[key],)) for key in sorted(self._waiting)]
         votes = [warrant for peer in base.electorate if (warrant := self._majority(peer)) is not None]
-        waiting = [*self._lies.values(), *handed_in, *votes, *self._judged()]
+        waiting = [*self._lies.values(), *handed_in, *votes, *verdicts.warrants(self._verdicts, base)]
         return governance.in_effect(base.charter, base.body, waiting, acts.MAX_ACTS) if waiting else ()
 
     @property
@@ -182,9 +169,9 @@ class PendingActs:
         for peer in [peer for peer, lie in self._lies.items() if self._is_dealt_with(lie)]:
             del self._lies[peer], self._aware[peer]
         self._save_lies()
-        if self._waiting or self._ballots:
-            self._drop_void()
-        self._verdicts = {judged: cast for judged, cast in self._verdicts.items() if self._may_judge(judged)}
+        self._drop_void()
+        self._verdicts = verdicts.still(self._verdicts, self._chain.base)
+        self._save()
 
     def _bar(self) -> None:
         banned = self._chain.charter.banned
@@ -195,25 +182,22 @@ class PendingActs:
         """Tell all that are linked what waits, if it is time."""
         if (self._waiting or self._ballots or self._lies or self._verdicts) and now - self._told_at >= TELL_AGAIN_S:
             self._told_at = now
-            verdicts = (letter for cast in self._verdicts.values() for letter in cast.values())
-            for letter in (*self._waiting.values(), *self._ballots.values(), *verdicts):
+            for letter in (*self._waiting.values(), *self._ballots.values(), *verdicts.letters(self._verdicts)):
                 self._tell(ActNote(letter=letter), but=None)
             self._told_nbytes = {}
             for liar in self._lies:
                 self._prove(liar)
 
     def take(self, letter: Signed, sender: PeerId | None = None) -> str | None:
-        """Keep an act or ballot and tell the others; return why it is not kept, or None."""
+        """Keep an act, ballot or verdict and tell the others; return why it is not kept, or None."""
         try:
             is_news = self._add(letter)
         except Void as void:
             return str(void)
-        if is_news and letter.kind == acts.Finding.__name__:
-            self._tell(ActNote(letter=letter), but=sender)
-            self._on_change()
-        elif is_news:
+        if is_news:
             self._save()
-            self._emit(ActWaits(by=letter.signer, kind=kind_of(letter), subject=subject_of(letter)))
+            if letter.kind != acts.Finding.__name__:
+                self._emit(ActWaits(by=letter.signer, kind=kind_of(letter), subject=subject_of(letter)))
             self._tell(ActNote(letter=letter), but=sender)
             self._on_change()
         return None
@@ -267,11 +251,12 @@ class PendingActs:
         return self._keep_ballot(letter) if letter.kind == acts.Ballot.__name__ else self._keep_act(letter)
 
     def _save(self) -> None:
-        waiting = [self._waiting[key] for key in sorted(self._waiting)]
+        waiting = (self._waiting[key] for key in sorted(self._waiting))
+        ballots = (self._ballots[key] for key in sorted(self._ballots))
         try:
-            self._awaiting.keep(Letters(letters=(*waiting, *(self._ballots[key] for key in sorted(self._ballots)))))
+            self._awaiting.keep(Letters(letters=(*waiting, *ballots, *verdicts.letters(self._verdicts))))
         except (DiskFull, DataError) as error:
-            self._emit(Notice(text=f"acts and votes that wait are kept only in this process's memory: {error}"))
+            self._emit(Notice(text=f"letters that wait are kept only in this process's memory: {error}"))
 
     def _save_lies(self) -> None:
         try:
@@ -316,55 +301,21 @@ class PendingActs:
 
     def findings(self) -> list[tuple[Signed, acts.Finding]]:
         """Return what members have found, and no manifest has dealt with yet."""
-        letters = [letter for cast in self._verdicts.values() for letter in cast.values()]
-        return [(letter, claimed(letter, acts.Finding)) for letter in letters]
+        return verdicts.findings(self._verdicts)
 
     def _keep_verdict(self, letter: Signed) -> bool:
-        verdict, base, voter = governance.read_finding(letter), self._chain.base, letter.signer
-        judged = Judged(PeerId(verdict.peer), verdict.round, Digest(verdict.work), verdict.outcome)
-        if voter in self._verdicts.get(judged, {}):
+        cast = verdicts.kept(self._verdicts, self._chain.base, letter)
+        if cast is self._verdicts:
             return False
-        if verdict.run != base.run or voter not in base.electorate or voter == verdict.peer:
-            raise Void("only other members of this run judge a member's work")
-        if not self._may_judge(judged):
-            raise Void("it finds no fault, or the fault is dealt with")
-        if sum(voter in cast for cast in self._verdicts.values()) >= MAX_VERDICTS:
-            raise Void(f"{MAX_VERDICTS} verdicts of {short(voter)} wait already")
-        self._verdicts.setdefault(judged, {})[voter] = letter
+        self._verdicts = cast
         for callback in self._on_verdict:
-            callback(letter, verdict)
+            callback(letter, claimed(letter, acts.Finding))
         return True
-
-    def _may_judge(self, judged: Judged) -> bool:
-        """Return whether a verdict can still come to something."""
-        base = self._chain.base
-        if judged.peer not in base.electorate or judged.outcome == "equal" or not base.charter.audits:
-            return False
-        judged_for = JUDGED_FOR if judged.outcome == "differs" else UNANSWERED_FOR
-        if not base.round - judged_for <= judged.round < base.round:
-            return False
-        if judged.outcome == "differs":
-            return not base.charter.is_dealt_with(judged.peer, judged.round)
-        known = next((each.rounds for each in base.charter.unanswered or () if each.peer == judged.peer), ())
-        return all(round < judged.round for round in known)
-
-    def _judged(self) -> list[acts.Warrant]:
-        """Return what more than half of the electorate has found: who finds that steps differ was shown them, and who
-        was not adds to those that got no answer."""
-        base, found = self._chain.base, list[acts.Warrant]()
-        for judged in sorted(self._verdicts):
-            cast = dict(self._verdicts[judged])
-            if judged.outcome == "unanswered":
-                cast = self._verdicts.get(judged._replace(outcome="differs"), {}) | cast
-            voters = sorted(voter for voter in cast if voter in base.electorate)
-            if 2 * len(voters) > len(base.electorate):
-                found.append(acts.Warrant(letters=tuple(cast[voter] for voter in voters)))
-        return found
 
     def _majority(self, peer: PeerId) -> acts.Warrant | None:
         base = self._chain.base
         cast = {voter: self._ballots[peer, voter] for voter in base.electorate if (peer, voter) in self._ballots}
-        if 2 * len(cast) <= len(base.electorate):
+        if not governance.is_majority(len(cast), len(base.electorate)):
             return None
         return acts.Warrant(letters=tuple(cast[voter] for voter in sorted(cast)))
 
@@ -384,7 +335,6 @@ class PendingActs:
             is_member = peer in base.electorate and voter in base.electorate
             if not is_member or ballot.serial != base.charter.times_expelled(peer) + 1:
                 self._drop(self._ballots.pop((peer, voter)), "voter or key is no longer a member")
-        self._save()
 
     def _drop(self, letter: Signed, reason: str) -> None:
         if digest_of(letter) not in self._decided:

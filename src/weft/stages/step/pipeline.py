@@ -76,7 +76,9 @@ class Pipeline:
         beside = kit.beside
         self.serving: Serving | None = None
         if beside is not None:
-            self.serving = Serving(cut_of(run), kit.settings, self.link, kit.clock, beside, kit.emit)
+            self.serving = Serving(
+                cut_of(run, kit.data.tokenizer), kit.settings, self.link, kit.clock, beside, kit.emit
+            )
         self.barrier = Barrier(kit.node, self.table)
         self.exchanges = Exchanges(self.link)
         self.reports = StageReports(kit.node, kit.clock, kit.emit)

@@ -18,16 +18,21 @@ Failure:
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 import torch
 from torch import Tensor
 
+from weft.chat.grammar import Forms
+from weft.chat.vocabulary import Vocabulary
 from weft.clock import Clock, SystemClock
 from weft.codec.build import build
 from weft.codec.codec import Codec
 from weft.codec.config import Bf16Config
+from weft.data.tokenizer import Tokenizer, from_bytes
 from weft.engine.numbers import Kind
 from weft.engine.scheduling.pages import PAGE
 from weft.engine.step import KeysAndValues, Weights, page_nbytes
@@ -46,12 +51,15 @@ from weft.store.chunks import raw
 from weft.tasks import Compute, Tasks
 from weft.texts.beside.share import Beside, Watched, threads_beside
 from weft.texts.beside.versions import Take, is_due, taken
+from weft.texts.forms import FormReader
 from weft.texts.member import Member, listen
 from weft.texts.messages import SectionServed
-from weft.texts.receipt import weights_digest
+from weft.texts.receipts.receipt import weights_digest
 from weft.texts.section import Section, codec_of, kind_with
 from weft.training.device import choose, is_out_of_memory
 from weft.training.text_memory import LOG_SHARE
+
+T = TypeVar("T")
 
 EVERY = 8  # rounds of the first of several stages, at least: a stage that lags a few has the same ones
 MAX_COPIES = 2  # of a piece: ends wait for a tied matrix, or it for them
@@ -67,6 +75,7 @@ class Cut:
         codec: of activations.
         every: rounds from one version to the next, at least.
         has_learnt: whether it begins with weights that are worth a text.
+        tokenizer: for answers of a form; None: members hold to none.
     """
 
     model: ModelConfig
@@ -75,6 +84,7 @@ class Cut:
     codec: Codec
     every: int
     has_learnt: bool
+    tokenizer: Tokenizer | None = None
 
     @property
     def stages(self) -> int:
@@ -88,10 +98,12 @@ class Cut:
         return "the whole model" if self.stages == 1 else f"stage {stage + 1}"
 
 
-def cut_of(run: RunConfig) -> Cut:
+def cut_of(run: RunConfig, tokenizer: Tokenizer | None = None) -> Cut:
+    has_learnt = not run.is_seeded
     if isinstance(run, StagedConfig):
-        return Cut(run.model, run.pieces, run.tied, codec_of(run.pipeline.activations), EVERY, not run.is_seeded)
-    return Cut(run.model, (whole(run.model),), None, build(Bf16Config()), 1, not run.is_seeded)
+        codec = codec_of(run.pipeline.activations)
+        return Cut(run.model, run.pieces, run.tied, codec, EVERY, has_learnt, tokenizer)
+    return Cut(run.model, (whole(run.model),), None, build(Bf16Config()), 1, has_learnt, tokenizer)
 
 
 def require_room(cut: Cut, settings: PeerConfig, kind: Kind) -> None:
@@ -274,7 +286,31 @@ class Serving:
             if served.member is not None:
                 served.member.renew(round, section)
             else:
-                served.member = self._member(stage, round, served, section)
+                forms = await self._forms_at(stage)
+                if self._served.get(stage) is served:
+                    served.member = self._member(stage, round, served, section, forms)
+
+    async def _forms_at(self, stage: int) -> FormReader | None:
+        """Return what reads forms of answers, where a stage draws; a tokenizer of many tokens takes a while."""
+        tokenizer = self._cut.tokenizer
+        if tokenizer is None or stage != self._cut.stages - 1:
+            return None
+
+        def made() -> Forms:  # of a tokenizer of its own: what is trained on is read with the other one
+            forms = Forms(Vocabulary(from_bytes(tokenizer.to_bytes())), self._cut.model.vocab_size)
+            forms.warm()
+            return forms
+
+        try:
+            forms = await self._beside.made(made)
+        except (ValueError, RuntimeError) as error:
+            self._emit(Notice(text=f"this peer draws no answers of a form (response_format): {error}"))
+            return None
+        return FormReader(forms, self._read)
+
+    async def _read(self, work: Callable[[], T]) -> T:
+        """Read what a stranger has sent: neither steps nor new weights wait for it, nor it for them."""
+        return await asyncio.to_thread(work) if isinstance(self._clock, SystemClock) else work()
 
     def _section(self, stage: int, served: _Served, vector: Tensor, table: Tensor | None) -> Section:
         cut, piece = self._cut, self._cut.pieces[stage]
@@ -290,7 +326,7 @@ class Serving:
             torch.cuda.current_stream(self._device).synchronize()  # steps run on another
         return Section(weights, served.kept, cut.codec, digest)
 
-    def _member(self, stage: int, round: int, served: _Served, section: Section) -> Member:
+    def _member(self, stage: int, round: int, served: _Served, section: Section, forms: FormReader | None) -> Member:
         settings = self._settings
         assert served.kept is not None
         num_pages = served.kept.num_pages
@@ -305,6 +341,7 @@ class Serving:
             run=self._beside.run,
             turn=self._beside.turn,
             num_stages=self._cut.stages,
+            forms=forms,
         )
         member.start()
         text = (

@@ -26,6 +26,7 @@ from weft.net.speed_test import Speed
 from weft.run.config import Genesis
 from weft.run.machine import CapsConfig, PeerConfig
 from weft.run.reward import ExtensionReward, JudgeConfig, with_judge
+from weft.run.trust import AuditedTrust
 
 HERE = PeerConfig(device="cpu", threads=1)
 LINE = Speed(up_bps=2e7, down_bps=1e8, nbytes=1 << 20)
@@ -107,6 +108,14 @@ def test_what_nobody_has_measured_is_planned_and_said_to_be(tmp_path: Path) -> N
     there = found(tmp_path, look(alone.heard, speed=None))["bytes"]  # nor was the line measured
     assert there.facts["day_nbytes"] is None
     assert "trains alone" in there.text
+
+
+def test_what_is_planned_has_what_audits_move_in_it(tmp_path: Path) -> None:
+    heard = told(1, round_s=0.01, speeds=(64_000.0,))
+    plain = number(found(tmp_path, look(heard))["bytes"], "round_nbytes")
+    audited = msgspec.structs.replace(run_config(), trust=AuditedTrust(audit_rate=1.0))
+    moved = number(found(tmp_path, look(heard, audited))["bytes"], "round_nbytes") - plain
+    assert moved > 2 * 12 * run_config().num_parameters  # of one audit of the other, and by it, at least
 
 
 def test_of_a_run_with_stages_the_stage_counts(tmp_path: Path) -> None:

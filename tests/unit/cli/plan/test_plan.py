@@ -86,6 +86,34 @@ def test_without_options_this_machine_is_timed_and_eight_lines_say_what_a_newcom
         assert word not in answer.out
 
 
+AUDITED = ("--set", 'trust={type = "audited"}', "--set", "train.tokens=400000")
+
+
+def test_a_run_that_audits_is_told_what_that_costs_and_another_is_not(weft: Weft, run_path: Path) -> None:
+    short, whole = weft("plan", run_path, *FAST, *AUDITED), weft("plan", run_path, *FAST, *AUDITED, "--details")
+    assert (short.code, whole.code) == (0, 0), short.err
+    assert "% of the speed without" in short.out
+    assert "of memory for moments" in short.out
+    assert "at audit_rate = 0.1: " in " ".join(whole.out.split())
+    tree = json.loads(weft("plan", run_path, *FAST, *AUDITED, "--json").out)
+    plain = json.loads(weft("plan", run_path, *FAST, *AUDITED[2:], "--json").out)
+    assert tree["audits"]["speed"] == pytest.approx(tree["tokens_per_s"] / plain["tokens_per_s"])
+    assert tree["audits"]["disk_nbytes"] > tree["audits"]["lease_nbytes"]
+    assert plain["audits"] is None
+    assert "audits" not in weft("plan", run_path, *FAST).out
+    other = weft("plan", run_path, *FAST, *AUDITED, "--method", "ddp")
+    assert "members cannot audit each other with this method" in " ".join(other.out.split())
+
+
+def test_hashing_is_timed_where_training_is(weft: Weft, run_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.cli.plan.speed_here.usual_s", lambda step, **_: step() or 1.0)
+    monkeypatch.setattr("weft.cli.plan.speed_here.is_disturbed", lambda *_: False)
+    monkeypatch.setattr("weft.training.device.best", lambda: "cpu")
+    tree = json.loads(weft("plan", run_path, *FAST[2:], *AUDITED, "--json").out)
+    steps = json.loads(weft("plan", run_path, *FAST, *AUDITED, "--json").out)
+    assert tree["audits"]["hash_s"] > 100 * steps["audits"]["hash_s"]  # a second for each state
+
+
 def test_a_price_is_told_with_all_that_it_buys(weft: Weft, run_path: Path) -> None:
     """Else an option would do nothing."""
     assert "multiplier" not in weft("plan", run_path, *FAST).out

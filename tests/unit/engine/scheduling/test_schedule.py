@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.engine.scheduling.budget import FIRST_PIECE, GRAIN, Budget
 from weft.engine.scheduling.guess import Guesses, Worth
-from weft.engine.scheduling.pace import Pace
+from weft.engine.scheduling.pace import Pace, pairs_of
 from weft.engine.scheduling.pages import PAGE, PagePool, names_of
-from weft.engine.scheduling.schedule import FIRST_PIECE, QUANTUM, Row, Scheduler, Sequence
+from weft.engine.scheduling.schedule import QUANTUM, Row, Scheduler, Sequence
 
 
 def scheduler(num_pages: int = 64, max_rows: int = 8, max_running: int = 16) -> Scheduler:
@@ -50,7 +51,7 @@ def test_a_step_draws_for_all_and_reads_pieces_that_end_where_pages_end() -> Non
     first = played(schedule)
     assert [(row.sequence, row.start, row.stop, row.draws) for row in first] == [
         (short, 0, 10, True),
-        (long, 0, (FIRST_PIECE - 10) // PAGE * PAGE, False),
+        (long, 0, (FIRST_PIECE - 10) // GRAIN * GRAIN, False),
     ]
     second = played(schedule)
     assert [(row.sequence, row.start, row.draws) for row in second] == [(short, 10, True), (long, first[1].stop, True)]
@@ -162,14 +163,47 @@ def test_what_a_step_reads_beside_others_is_bounded_by_their_slow_down() -> None
         pace.note(num, 0, 0.010 + 0.001 * num)
         pace.note(num, 128, 0.010 + 0.001 * num + 128 * 0.0001)
     assert pace.step_s(4, 100) == pytest.approx(0.024)
-    assert pace.readable(4, 2 * pace.step_s(4, 0)) == 140
+    assert pace.readable(0, pace.step_s(4, 0)) == pytest.approx(140, abs=1)
     schedule = Scheduler(PagePool(64), pace, max_rows=8, max_running=8)
     drawing = text(4, seed=1)
     schedule.add(drawing)
     played(schedule)
     schedule.add(text(1000))
     (_, piece) = played(schedule)
-    assert piece.stop - piece.start == 64  # 110 could be read
+    assert piece.stop - piece.start == 96  # 110 could be read
+
+
+def test_a_token_at_a_long_prompts_end_takes_longer_than_one_at_its_beginning() -> None:
+    pace = Pace()
+    for start in (0, 320, 640, 960):
+        for num in (16, 64):
+            pace.note(8, num, 0.040 + 0.0005 * num + 1e-6 * pairs_of(start, num), pairs_of(start, num))
+        pace.note(8, 0, 0.040)
+    assert pairs_of(320, 3) == 320 + 321 + 322
+    assert pace.read_s(960, 64) == pytest.approx(0.0005 * 64 + 1e-6 * pairs_of(960, 64))
+    for start in (0, 960):
+        num = Budget(pace, 8).readable(start)
+        assert pace.read_s(start, num) <= 0.040 < pace.read_s(start, num + 1)
+    assert Budget(pace, 8).readable(0) > 1.5 * Budget(pace, 8).readable(960) > GRAIN
+
+
+def test_what_reading_takes_is_known_however_long_only_draws_were_made() -> None:
+    pace = Pace()
+    pace.note(1, 64, 0.020 + 0.064)
+    for _ in range(200):
+        pace.note(1, 0, 0.020)
+    assert pace.knows_reading
+    assert Budget(pace, 1).readable(0) == pytest.approx(20, abs=1)
+
+
+def test_a_little_is_read_in_each_step_however_long_it_takes() -> None:
+    pace = Pace()
+    pace.note(1, 16, 1.001)
+    pace.note(1, 0, 0.001)
+    budget = Budget(pace, 1)
+    assert budget.readable(0) == GRAIN
+    budget.take(0, GRAIN)
+    assert not budget.is_left
 
 
 names = st.sampled_from("ab")

@@ -19,6 +19,8 @@ from weft.sync.method.choices import Choices, SgdConfig
 from weft.sync.round.machine import Fate
 from weft.training.learner import Learner, Work
 
+pytestmark = pytest.mark.usefixtures("shapes_unchecked")
+
 NUM, ROUNDS = 300, 1000
 STEP = Work(num_steps=1, num_tokens=10, mean_loss=1.0, duration_s=1.0)
 FATES: tuple[Fate | None, ...] = (None, None, None, "late", "travelling", "lost")  # None: it is counted

@@ -29,6 +29,8 @@ from weft.sync.method.choices import Choices, GraphConfig, InnerSgdConfig, MixCo
 from weft.sync.method.graph import mixing
 from weft.sync.method.presets import ChocoConfig, DPsgdConfig, MethodConfig, NoLoCoConfig, spell_out
 
+pytestmark = pytest.mark.usefixtures("shapes_unchecked")
+
 PEERS, ROUNDS, EVERY = 5, 8, 2
 KEY = "run"
 NAMES = [PeerId(str(peer)) for peer in range(PEERS)]

@@ -116,7 +116,11 @@ def near(found: Tensor | None, expected: Tensor | None) -> bool:
 SPLITS = [SplitConfig(by="heads"), SplitConfig(by="heads", members=3), SplitConfig(by="segments", members=3)]
 
 
-@pytest.mark.parametrize("split", SPLITS, ids=["two by heads", "three by heads", "three by segments"])
+@pytest.mark.parametrize(
+    "split",
+    [pytest.param(SPLITS[0], marks=pytest.mark.slow), *SPLITS[1:]],
+    ids=["two by heads", "three by heads", "three by segments"],
+)
 @pytest.mark.parametrize(
     ("family", "number", "num"), [*((each, 1, 3) for each in FAMILIES), ("gqa", 0, 3), ("gqa", 2, 3), ("gqa", 0, 1)]
 )

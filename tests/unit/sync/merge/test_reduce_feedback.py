@@ -11,6 +11,8 @@ from weft.codec.config import CodecConfig, E3m0Config, Int2Config, Int4Config, R
 from weft.rng import integers64, stream
 from weft.sync.merge.reduce import cut, decode_parts, encode_with_feedback
 
+pytestmark = pytest.mark.usefixtures("shapes_unchecked")
+
 NUM = 4096 + 500
 NUM_ROUNDS = 100
 PARTS = cut(NUM, [3, 1])

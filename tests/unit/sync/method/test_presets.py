@@ -14,6 +14,8 @@ from weft.sync.merge.reduce import Merger, Replies, coding_in, cut, decode_parts
 from weft.sync.method.choices import AdamWConfig, Choices, Factors, LowRankConfig, SgdConfig
 from weft.sync.method.presets import DeMoConfig, PulseConfig, SparseLoCoConfig, spell_out
 
+pytestmark = pytest.mark.usefixtures("shapes_unchecked")
+
 NUM, PEERS, ROUNDS = 2 * 4096 + 300, 3, 8
 RATE = 0.01  # of the schedule
 MATRIX = (64, 128)  # the first numbers: two tiles

@@ -10,7 +10,7 @@ from unit.engine.test_step import CONFIG, text_of, vector_of
 from weft.engine.draw import Drawing, draw, margin
 from weft.engine.numbers import Kind
 from weft.errors import ConfigError, PayloadError
-from weft.texts.audit import (
+from weft.texts.receipts.audit import (
     MIN_CALIBRATED,
     NUMBERS,
     TOKENS,
@@ -24,7 +24,7 @@ from weft.texts.audit import (
     verdict,
     weighed,
 )
-from weft.texts.receipt import signed
+from weft.texts.receipts.receipt import signed
 from weft.texts.section import packed
 
 WIDE = replace(CONFIG, num_layers=4, vocab_size=512)

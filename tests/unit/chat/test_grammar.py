@@ -9,16 +9,22 @@ import pytest
 
 from unit.chat.test_vocabulary import KINDS
 from weft import rng
+from weft.chat.grammar import MAX_SCHEMA_NBYTES, Calls, Form, FormRefused, Forms, FormWanted, GrammarFault, wanted_of
 from weft.chat.vocabulary import Vocabulary
 from weft.data.tokenizer import ByteTokenizer, Tokenizer, train_bpe
-from weft.serve.failures import Fault
-from weft.serve.grammar import Calls, Form, Forms
-from weft.serve.schemas import MAX_SCHEMA_NBYTES
 
 
 def forms(tokenizer: Tokenizer) -> Forms:
+    return Forms(Vocabulary(tokenizer), tokenizer.vocab_size + 7)
+
+
+def wanted(tokenizer: Tokenizer, schema: dict[str, Any], *, is_strict: bool = True) -> FormWanted:
     end = tokenizer.end_of_text
-    return Forms(Vocabulary(tokenizer), [] if end is None else [end], tokenizer.vocab_size + 7)
+    return FormWanted(schema=schema, is_strict=is_strict, ends=() if end is None else (end,))
+
+
+def form_of(tokenizer: Tokenizer, schema: dict[str, Any], *, is_strict: bool = True) -> Form:
+    return forms(tokenizer).made(wanted(tokenizer, schema, is_strict=is_strict))
 
 
 def written(form: Form, tokenizer: Tokenizer, seed: int) -> str:
@@ -75,7 +81,7 @@ def test_fifty_schemas_are_held_to() -> None:
     tokenizer = ByteTokenizer()
     made = forms(tokenizer)
     for number, schema in enumerate(schemas()):
-        text = written(made.of_schema(schema, "response_format", is_strict=True), tokenizer, number)
+        text = written(made.made(wanted(tokenizer, schema)), tokenizer, number)
         jsonschema.validate(json.loads(text), schema)
 
 
@@ -84,20 +90,18 @@ def test_a_schema_is_held_to_with_every_kind_of_tokenizer(kind: str) -> None:
     tokenizer = KINDS[kind] if kind == "words" else train_bpe(['{"a": 12, "b": "red"}'] * 5, 262)
     schema = schemas()[1]
     for seed in range(5):
-        jsonschema.validate(
-            json.loads(written(forms(tokenizer).of_schema(schema, "x", is_strict=True), tokenizer, seed)), schema
-        )
+        jsonschema.validate(json.loads(written(form_of(tokenizer, schema), tokenizer, seed)), schema)
 
 
 def test_any_object_is_an_object() -> None:
     tokenizer = ByteTokenizer()
-    made = forms(tokenizer).of_schema({"type": "object"}, "x", is_strict=False)
+    made = form_of(tokenizer, {"type": "object"}, is_strict=False)
     assert isinstance(json.loads(written(made, tokenizer, 3)), dict)
     assert made.allowed().shape == (tokenizer.vocab_size + 7,)
 
 
 def test_a_copy_begins_where_the_form_did() -> None:
-    form = forms(ByteTokenizer()).of_schema({"type": "boolean"}, "x", is_strict=True)
+    form = form_of(ByteTokenizer(), {"type": "boolean"})
     copy = form.copy()
     form.take(ord("t"))
     assert copy.allowed()[ord("f")]
@@ -109,8 +113,8 @@ def test_calls_are_of_tools_that_there_are() -> None:
     tools = {
         "look": {"type": "object", "properties": {"n": LEAVES[0]}, "required": ["n"], "additionalProperties": False}
     }
-    calls = Calls(tools, [], "arguments", "<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>", True)
-    text = written(forms(tokenizer).of_calls(calls, "tools"), tokenizer, 1)
+    calls = Calls(tools, (), "arguments", "<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>", True)
+    text = written(forms(tokenizer).made(FormWanted(calls=calls)), tokenizer, 1)
     for call in (
         text.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>").split("\n</tool_call>\n<tool_call>\n")
     ):
@@ -127,14 +131,76 @@ def test_calls_are_of_tools_that_there_are() -> None:
         ({"not": {"type": "string"}}, "not"),
         ({"type": "string", "pattern": "(?<=a)b"}, "look"),
         ({"description": "x" * MAX_SCHEMA_NBYTES}, "64 KiB"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}}, "no token"),
     ],
 )
 def test_a_schema_that_cannot_be_held_to_is_refused(schema: dict[str, Any], said: str) -> None:
-    with pytest.raises(Fault, match=said) as refused:
-        forms(ByteTokenizer()).of_schema(schema, "response_format", is_strict=True)
-    assert (refused.value.status, refused.value.param) == (400, "response_format")
+    with pytest.raises(FormRefused, match=said) as refused:
+        form_of(ByteTokenizer(), schema)
     assert len(str(refused.value)) < 500
 
 
 def test_keywords_that_are_not_known_are_passed_over_where_it_is_not_strict() -> None:
-    forms(ByteTokenizer()).of_schema({"type": "integer", "not": {"const": 3}}, "x", is_strict=False)
+    form_of(ByteTokenizer(), {"type": "integer", "not": {"const": 3}}, is_strict=False)
+
+
+@pytest.mark.parametrize("ends", [(), (256,), (7, 256)])
+def test_a_form_is_complete_where_nothing_may_follow_and_ends_are_drawn_where_it_may_end(ends: tuple[int, ...]) -> None:
+    tokenizer = ByteTokenizer()
+    schema = {"type": "integer", "minimum": 0, "maximum": 99}
+    form = forms(tokenizer).made(FormWanted(schema=schema, ends=ends))
+    assert not form.allowed()[list(ends)].any()
+    assert not any(map(form.may_take, (*ends, ord("a"))))
+    form.take(ord("4"))
+    assert form.allowed()[list(ends)].all()
+    assert np.flatnonzero(form.allowed()).tolist() == sorted([*ends, *range(ord("0"), ord("9") + 1)])
+    assert all(map(form.may_take, (*ends, ord("0"))))
+    other = form.copy()
+    form.take(ord("2"))
+    assert form.is_complete
+    assert not form.allowed().any()
+    assert not any(map(form.may_take, (*ends, ord("0"))))
+    for end in ends[:1]:
+        other.take(end)
+        assert other.is_complete
+    with pytest.raises(GrammarFault):
+        form_of(tokenizer, schema).take(ord("x"))
+
+
+def test_what_is_written_of_a_form_makes_the_same_grammar() -> None:
+    tokenizer, made = ByteTokenizer(), forms(ByteTokenizer())
+    calls = Calls({"look": LEAVES[0], "see": {"type": "object"}}, ("look",), "arguments", "<a>", ";", "</a>", True)
+    for schema in (None, *schemas()[::7]):
+        form = FormWanted(schema=schema, is_strict=True, calls=calls if schema is None else None, ends=(256,))
+        again = wanted_of(form.to_json())
+        assert again == form
+        assert written(made.made(again), tokenizer, 5) == written(made.made(form), tokenizer, 5)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"{}",
+        b'{"schema": 3}',
+        b'{"grammar": "start: /a/"}',
+        b'{"schema": ' + b'{"a":' * 20_000,
+        b"[" * 60_000,
+        b'{"calls": {"tools": {}}}',
+        b'{"schema": {"type": "array", "items": ' * 300 + b"{}" + b"}" * 300,
+        b'{"schema": {"type": "string", "pattern": "' + b"(" * 30_000 + b")" * 30_000 + b'"}}',
+    ],
+)
+def test_what_strangers_send_in_place_of_a_form_is_refused(data: bytes) -> None:
+    with pytest.raises(FormRefused) as refused:
+        forms(ByteTokenizer()).made(wanted_of(data))
+    assert len(str(refused.value)) < 500
+
+
+def test_ends_that_are_no_tokens_end_nothing() -> None:
+    form = forms(ByteTokenizer()).made(
+        wanted_of(b'{"schema": {"type": "boolean"}, "ends": [-1, 99999999999999999999]}')
+    )
+    assert np.flatnonzero(form.allowed()).tolist() == [ord("f"), ord("t")]

@@ -14,9 +14,9 @@ from weft.keys import Identity, verify
 from weft.net.link.rpc import note_frame
 from weft.texts.entry import LATE_S
 from weft.texts.messages import BLOCK, Receipts, ReceiptTold
-from weft.texts.receipt import Signing, record_digest, row_digest, rows_digest
+from weft.texts.receipts.receipt import Signing, record_digest, row_digest, rows_digest
+from weft.texts.receipts.witness import Kept
 from weft.texts.section import packed
-from weft.texts.witness import Kept
 from weft.wire import encode, require_signature
 
 PROMPT = text_of(40, 1)

@@ -17,7 +17,7 @@ from weft.errors import WireError
 from weft.events import Event, ReceiptFailed, ReceiptsDiffer
 from weft.ids import PeerId
 from weft.texts.messages import BLOCK, TOKEN_NBYTES, Receipts
-from weft.texts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, rows_digest, signed
+from weft.texts.receipts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, rows_digest, signed
 from weft.wire import Signed, Verify, require_signature
 
 MAX_SPARE = 8  # receipts of a stage beyond one a block: where attempts begin, and at the end

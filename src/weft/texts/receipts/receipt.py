@@ -162,7 +162,7 @@ class Signing:
         section, at = self._section, work.start - self._start
         self._given[at:] = row_digests(work.data, section.given_nbytes)[:num]
         if section.is_last:
-            drawn = dict(zip(work.drawn_places, done.drawn, strict=True))
+            drawn = dict(zip(work.drawn_places, done.drawn, strict=False))  # none behind a complete form
             told = [drawn.get(place) for place in range(work.start + 1, work.start + num + 1)]
             self._made[at:] = [row_digest(b"" if each is None else packed([each.token])) for each in told]
         else:

@@ -28,11 +28,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from weft.chat.grammar import Form, GrammarFault
 from weft.engine.draw import Drawing, margin
 from weft.engine.fingerprint import Floats, distance, fingerprint
 from weft.engine.scheduling.pages import num_pages
 from weft.errors import ConfigError, PayloadError
-from weft.texts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, row_digests, rows_digest
+from weft.texts.forms import Followed
+from weft.texts.receipts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, row_digests, rows_digest
 from weft.texts.section import Section, Work, packed
 
 PIECE = 64  # rows computed at once
@@ -90,11 +92,15 @@ class Told:
         given: all rows that came in, from the text's beginning.
         made: rows that were sent on, by place; or tokens, by the place of the row that each was drawn after.
         drawing: of a last stage.
+        form: that the answer is held to, as it is at its begin; None: it is free.
+        form_from: the place of the first token that it is of: where the prompt ends.
     """
 
     given: bytes
     made: dict[int, bytes]
     drawing: Drawing = Drawing()  # noqa: RUF009  # frozen
+    form: Form | None = None
+    form_from: int = 0
 
 
 class _Row(NamedTuple):
@@ -108,7 +114,8 @@ class _Row(NamedTuple):
 def audit(section: Section, header: ReceiptHeader, receipts: Sequence[Receipt], told: Told) -> list[Finding]:
     """Compute a stage's rows of a text again, and return what is to be said of each receipt.
 
-    Drawing with penalties, or under a grammar, looks at more than is told here: its tokens are not judged.
+    Drawing with penalties looks at more than is told here: its tokens are not judged. Those of a form are, as far as
+    all before them are told.
 
     Args:
         section: with the weights and numbers that the header names; its pages are written to from the first on.
@@ -196,7 +203,26 @@ def _margins(told: Told, rows: Sequence[_Row]) -> list[float]:
     if drawing.presence or drawing.frequency or drawing.repetition != 1.0:
         return []
     drawn = [(row, int.from_bytes(told.made[row.place], "little")) for row in rows if told.made.get(row.place)]
-    return [margin(row.numbers.astype(np.float64), drawing, row.place + 1, token) for row, token in drawn]
+    if told.form is None:
+        return [margin(row.numbers.astype(np.float64), drawing, row.place + 1, token) for row, token in drawn]
+    return _margins_of_form(told, told.form, drawn)
+
+
+def _margins_of_form(told: Told, form: Form, drawn: Sequence[tuple[_Row, int]]) -> list[float]:
+    """Return those of tokens of a form, up to the first that it forbids."""
+    followed, tokens, found = Followed(form, told.form_from, ()), list[int](), list[float]()
+    for row, token in drawn:
+        for place in range(told.form_from + len(tokens), row.place + 1):
+            if not (made := told.made.get(place - 1)):
+                return found
+            tokens.append(int.from_bytes(made, "little"))
+        try:
+            allowed = followed.allowed_after(tokens)
+        except GrammarFault:  # one before it is forbidden, and was told where it was drawn
+            return found
+        logits = row.numbers.astype(np.float64)
+        found.append(margin(logits, told.drawing, row.place + 1, token, allowed=allowed))
+    return found
 
 
 def tokens_told(tokens: Sequence[int], first: int) -> dict[int, bytes]:

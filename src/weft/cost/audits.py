@@ -1,0 +1,218 @@
+"""What members take to audit each other, added up: seconds of a round, bytes, memory and disk (docs/audits.md).
+
+    a = min(r t, n - 1)          audits that a contribution can expect, and a part: rate r, n members, t = `times` in
+                                 the first rounds and 1 later
+    hashing   (H / e + 1) 4 (1 + m) N h      of H training steps every e-th state, and the first: N parameters and m
+                                             moments of each, h seconds a byte
+    worker    a (H + e) / 2      training steps made again: from the lease's first to those that were drawn
+    auditor   a e                training steps made
+    merging   a                  payloads decoded and added: an n-th of each of n
+    fetched   a 4 N (m + 3 + c)  the state before, the parameters before and after the lease, and what a codec has left
+                                 (c = 1, or 0): of AdamW 20 or 24 bytes a parameter. Where machines round differently
+                                 the state after it, too: 1 + m more
+              a (n - 1) / n      payloads
+
+Each peer is worker and auditor of as many in the mean. Where all share a machine, what one does is taken from all.
+Where each has its own, a round waits for who has most to do again, or goes on without it. It is audited at all with
+the chance q, and then any part of its lease is as likely as another:
+
+    q = 1 - (1 - a / (n - 1))^(n - 1)
+    waited    1 - (1 - (1 - q)^(n + 1)) / ((n + 1) q)     leases, the mean of the largest of n: a / 2 where n is one
+              a                                           at most: who is late misses the rest of one round
+
+A step takes about 6 N tokens / C seconds at C FLOP/s, so hashing its state takes 2 C h / tokens of it with AdamW,
+whatever N: a twentieth of 2048 tokens at 100 GFLOP/s, and many times the step on a GPU. What copying from there takes
+is not counted.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from weft.cost.training import Traffic
+
+# Of a byte of a state, where nothing is timed: one thread of a server that others used, too. Idle cores take less.
+HASH_S = 6e-10
+FLOAT_NBYTES = 4
+
+
+class Kept(NamedTuple):
+    """For how long something is kept: so many rounds, and so many seconds, both at least."""
+
+    rounds: int
+    seconds: float
+
+    def num(self, round_s: float) -> int:
+        """Return of how many rounds of so many seconds it is there, with the one that goes on."""
+        return max(self.rounds, int(self.seconds / round_s)) + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Customs:
+    """What all members hold to.
+
+    Args:
+        times: as often newcomers are audited, in their first `num_new` rounds.
+        num_shown: audits at a time that a peer shows what it did.
+        leases, parts: for how long what they may ask for is kept.
+    """
+
+    times: float
+    num_new: int
+    num_shown: int
+    leases: Kept
+    parts: Kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audited:
+    """What is audited.
+
+    Args:
+        customs: of all runs. `rate`, `trace_every`: as of `[trust]`.
+        num_moments: vectors that the optimizer of training steps has.
+        has_error: what a codec has left is a vector, too.
+        num_steps: of a lease.
+        payload_nbytes: of one whole contribution.
+    """
+
+    customs: Customs
+    rate: float
+    trace_every: int
+    num_members: int
+    num_rounds: int
+    num_parameters: int
+    num_moments: int
+    has_error: bool
+    num_steps: int
+    payload_nbytes: int
+
+    @property
+    def every(self) -> int:
+        """Training steps that one audit does again."""
+        return min(self.trace_every, self.num_steps)
+
+    @property
+    def num_audits(self) -> float:
+        """Return how many audits a contribution can expect in the mean of all rounds."""
+        first = min(self.customs.num_new, self.num_rounds) / self.num_rounds
+        most = float(self.num_members - 1)
+        return first * min(self.customs.times * self.rate, most) + (1 - first) * min(self.rate, most)
+
+    @property
+    def state_nbytes(self) -> int:
+        """Return the bytes of a state: parameters and moments."""
+        return FLOAT_NBYTES * self.num_parameters * (1 + self.num_moments)
+
+    @property
+    def end_nbytes(self) -> int:
+        """Return the bytes of what a lease ends with: parameters, and what a codec had left."""
+        return FLOAT_NBYTES * self.num_parameters * (1 + self.has_error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """How fast a member is.
+
+    Args:
+        step_s: of a training step. `hash_s`: of a byte. `merge_s`: of decoding and adding one payload.
+        crowding: members per core that serves them: above 1 where they share a machine.
+    """
+
+    step_s: float
+    hash_s: float
+    merge_s: float
+    crowding: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditCost:
+    """What audits take of a mean peer, in a mean round.
+
+    Args:
+        customs: by which it is reckoned.
+        num_audits: of a contribution; each peer makes as many.
+        hash_s: of its states. `again_s`: of training steps and merging, its own and others'.
+        waited_s: what a round waits for the one that has most to do again, `again_s` in it.
+        traffic: on average.
+        step_nbytes: that one audit of training steps fetches: where machines come to the same, and where not.
+        part_nbytes: that one audit of a part fetches.
+        memory_nbytes: on the host at most, while it is audited by two and audits one.
+        lease_nbytes, payloads_nbytes: of what it keeps on its disk of each round.
+    """
+
+    customs: Customs
+    num_audits: float
+    hash_s: float
+    again_s: float
+    waited_s: float
+    traffic: Traffic
+    step_nbytes: tuple[int, int]
+    part_nbytes: int
+    memory_nbytes: int
+    lease_nbytes: int
+    payloads_nbytes: int
+
+    def disk_nbytes(self, round_s: float) -> int:
+        """Return the bytes on the disk, of as many rounds as others may ask for.
+
+        Args:
+            round_s: of a whole round.
+        """
+        leases, parts = self.customs.leases.num(round_s), self.customs.parts.num(round_s)
+        return leases * self.lease_nbytes + parts * self.payloads_nbytes
+
+    @property
+    def round_s(self) -> float:
+        """Return how much longer a round takes."""
+        return self.hash_s + self.waited_s
+
+
+def cost_of(audited: Audited, speed: Speed) -> AuditCost:
+    """Return what audits take in a round."""
+    num, every, num_audits = audited.num_steps, audited.every, audited.num_audits
+    named = -(-num // every) + 1
+    passed = num_audits * (num / 2 + 1.5 * every)  # as worker and as auditor, in training steps
+    longest = num * min(longest_part(num_audits, audited.num_members), num_audits) + 1.5 * num_audits * every
+    merge_s = num_audits * speed.merge_s
+    again_s, longest_s = passed * speed.step_s + merge_s, longest * speed.step_s + merge_s
+    least, part = step_nbytes(audited), part_nbytes(audited)
+    mean = round(num_audits * (least + part))
+    return AuditCost(
+        customs=audited.customs,
+        num_audits=num_audits,
+        hash_s=speed.crowding * named * audited.state_nbytes * speed.hash_s,
+        again_s=again_s,
+        waited_s=max(again_s, longest_s / speed.crowding),  # who works alone has the cores to itself
+        traffic=Traffic(mean, mean),
+        step_nbytes=(least, least + audited.state_nbytes),
+        part_nbytes=part,
+        memory_nbytes=memory_nbytes(audited),
+        lease_nbytes=audited.state_nbytes + audited.end_nbytes,
+        payloads_nbytes=2 * audited.payload_nbytes,  # its own, and what was brought to its part
+    )
+
+
+def longest_part(num_audits: float, num_members: int) -> float:
+    """Return what part of a lease that member makes again which has most of it, of all who were drawn in a round."""
+    if num_members < 2 or not num_audits:
+        return 0.0
+    missed = (1 - num_audits / (num_members - 1)) ** (num_members - 1)
+    return 1 - (1 - missed ** (num_members + 1)) / ((num_members + 1) * (1 - missed))
+
+
+def step_nbytes(audited: Audited) -> int:
+    """Return the bytes that an audit of training steps fetches where both machines come to the same."""
+    outer = FLOAT_NBYTES * audited.num_parameters
+    return audited.state_nbytes + outer + audited.end_nbytes
+
+
+def part_nbytes(audited: Audited) -> int:
+    """Return the bytes that an audit of a part fetches: what the others have of it."""
+    return audited.payload_nbytes * (audited.num_members - 1) // audited.num_members
+
+
+def memory_nbytes(audited: Audited) -> int:
+    """Return the bytes that a peer holds at most: what it shows to as many as it may, three states, and a payload."""
+    outer = FLOAT_NBYTES * audited.num_parameters
+    shown = 2 * audited.state_nbytes + outer + audited.end_nbytes
+    return audited.customs.num_shown * shown + 3 * audited.state_nbytes + audited.payload_nbytes

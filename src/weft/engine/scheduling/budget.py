@@ -1,0 +1,40 @@
+"""How many tokens of prompts a step reads beside the rows that draw."""
+
+from weft.engine.scheduling.pace import Pace
+from weft.engine.scheduling.pages import PAGE
+
+MAX_SLOWDOWN = 2.0
+GRAIN = 16  # tokens: pieces end at multiples of it
+FIRST_PIECE = 4 * PAGE  # tokens, before anything was measured
+ALONE_S = 0.5  # a step in which nobody draws: who comes meanwhile waits no longer
+
+
+class Budget:
+    """Of one step. `GRAIN` tokens are read in each, however long they take: no prompt waits for ever.
+
+    Args:
+        num_drawing: rows that draw.
+        max_slowdown: how many times as long as without prompts the step may last.
+    """
+
+    def __init__(self, pace: Pace, num_drawing: int, max_slowdown: float = MAX_SLOWDOWN) -> None:
+        self._pace = pace
+        alone_s = pace.step_s(num_drawing, 0)
+        self._left_s = (max_slowdown - 1) * alone_s if num_drawing else ALONE_S - alone_s
+        self._least = GRAIN if num_drawing else PAGE
+        self._num_taken = 0
+
+    def readable(self, start: int) -> int:
+        """Return how many more tokens may be read of a text, from `start` on."""
+        if not self._pace.knows_reading:
+            return FIRST_PIECE - self._num_taken
+        return max(self._pace.readable(start, self._left_s), self._least - self._num_taken)
+
+    @property
+    def is_left(self) -> bool:
+        return self.readable(0) > 0
+
+    def take(self, start: int, num: int) -> None:
+        """So many tokens of a text are read in the step, from `start` on."""
+        self._num_taken += num
+        self._left_s -= self._pace.read_s(start, num)

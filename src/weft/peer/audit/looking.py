@@ -1,0 +1,156 @@
+"""One audit as a machine: what is done next, and what it comes to. Pure; `Auditor` carries out what it says.
+
+    asking      the worker is asked for what it has named                   Came(again)
+    making      what it shows is checked, the steps are done again          Made(name of the state they come to)
+    opening     the name is sealed; then the worker shows its own           Opened(name)
+    comparing   both states are measured, where they have two names         Measured(found)
+    ended       found; None: it cannot be done here
+
+Nothing is opened before this machine has come to something of its own, and what it finds is found of that. What is not
+shown is asked for again, and in the end has got no answer: that is never a difference.
+
+What members tell each other is looked into by each for itself, once, unless who tells it was wrong too often.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, assert_never
+
+from weft.ids import Digest, PeerId
+from weft.ledger.tree import is_leaf
+from weft.peer.audit.outcome import Found
+from weft.peer.messages import NamedState
+from weft.sync.records.work import Segment, num_states
+
+Phase = Literal["asking", "making", "opening", "comparing", "ended"]
+MOST_FALSE = 3  # accusations of one member that this peer could not find true: it looks into no more
+
+
+@dataclass(frozen=True)
+class Looking:
+    """
+    Args:
+        made: what this machine came to.
+        found: once it has ended; None: it cannot be done here.
+    """
+
+    phase: Phase = "asking"
+    made: Digest | None = None
+    found: Found | None = None
+
+
+@dataclass(frozen=True)
+class Came:
+    """The worker shows what it has named."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """The steps were done again, and this is what they came to."""
+
+    name: Digest
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The worker has shown what it came to."""
+
+    name: Digest
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Both states were compared."""
+
+    found: Found
+
+
+@dataclass(frozen=True)
+class Untrue:
+    """What it has named is not so."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Something was not shown, or did not come.
+
+    Args:
+        has_vote: the worker is a member whose work is judged.
+        is_over: it was asked for long enough.
+        is_old: what it has shown may not be there any more.
+    """
+
+    why: str
+    has_vote: bool
+    is_over: bool
+    is_old: bool
+
+
+@dataclass(frozen=True)
+class Unable:
+    """This machine cannot do it, or does not know what it begins at."""
+
+
+Event = Came | Made | Opened | Measured | Untrue | Missing | Unable
+
+
+def step(looking: Looking, event: Event) -> Looking:
+    """Return what is next."""
+    match event:
+        case Came():
+            return replace(looking, phase="making")
+        case Made(name=name):
+            return replace(looking, phase="opening", made=name)
+        case Opened(name=name):
+            return _ended(Found("equal")) if name == looking.made else replace(looking, phase="comparing")
+        case Measured(found=found):
+            return _ended(found)
+        case Untrue(why=why):
+            return _ended(Found("differs", why))
+        case Missing(why=why, has_vote=has_vote, is_over=is_over, is_old=is_old):
+            if not has_vote:
+                return _ended(None)
+            return _ended(unanswered(why)) if is_over else _again(looking, is_old)
+        case Unable():
+            return _ended(None)
+        case _:
+            assert_never(event)
+
+
+def unanswered(why: str) -> Found:
+    """Return what it comes to where the worker does not show what it has named."""
+    return Found("unanswered", why)
+
+
+def _again(looking: Looking, is_old: bool) -> Looking:
+    """Return an audit that is begun again, with what was shown, as far as it is there."""
+    return Looking("asking" if is_old or looking.phase == "asking" else "making")
+
+
+def _ended(found: Found | None) -> Looking:
+    return Looking("ended", found=found)
+
+
+def is_named(trace: Digest, segments: Sequence[Segment], trace_every: int, number: int, shown: NamedState) -> bool:
+    """Return whether what is shown is the state of this number that a work has named, before anybody was drawn."""
+    is_it = (shown.path.index, shown.path.count) == (number, num_states(segments, trace_every))
+    return is_it and is_leaf(trace, bytes.fromhex(shown.state), shown.path)
+
+
+# --- what members tell ---
+
+
+def is_heard(me: PeerId, by: PeerId, about: PeerId, num_false: Mapping[PeerId, int]) -> bool:
+    """Return whether this peer looks into what another has found.
+
+    Args:
+        num_false: how often each was wrong.
+    """
+    return me not in (by, about) and num_false.get(by, 0) < MOST_FALSE
+
+
+def is_told(found: Found) -> bool:
+    """Return whether all members are told what was found; else it clears who was accused."""
+    return found.outcome != "equal"

@@ -1,0 +1,102 @@
+"""What members have found of each other's work, until a manifest deals with it: pure.
+
+    kept       one letter of a member on one work, while it can come to something
+    warrants   what more than half of the electorate has found, for the next manifest
+    still      what can come to something after a round
+
+Who has left or was struck out is counted no more: verdicts are of who has a vote when they are counted.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from weft.ids import Digest, PeerId, Round, short
+from weft.sync import governance
+from weft.sync.governance import Void
+from weft.sync.records import acts
+from weft.sync.records.charter import UNANSWERED_FOR
+from weft.sync.records.messages import Base
+from weft.wire import Signed, claimed
+
+MAX_VERDICTS = 16  # of one member that may wait
+JUDGED_FOR = 256  # rounds after the one that counts it, in which a work can be found false
+
+
+class Judged(NamedTuple):
+    """What verdicts that count together say."""
+
+    peer: PeerId
+    round: Round
+    work: Digest
+    outcome: str
+
+
+Cast = Mapping[Judged, Mapping[PeerId, Signed]]  # by what they say, and by who
+
+
+def judged_of(verdict: acts.Finding) -> Judged:
+    return Judged(PeerId(verdict.peer), verdict.round, Digest(verdict.work), verdict.outcome)
+
+
+def kept(cast: Cast, base: Base, letter: Signed) -> Cast:
+    """Return the verdicts with one more; the very same where that one is there.
+
+    Raises:
+        Void: it comes to nothing.
+    """
+    verdict, voter = governance.read_finding(letter), letter.signer
+    judged = judged_of(verdict)
+    if voter in cast.get(judged, {}):
+        return cast
+    if verdict.run != base.run or voter not in base.electorate or voter == verdict.peer:
+        raise Void("only other members of this run judge a member's work")
+    if not may_judge(base, judged):
+        raise Void("it finds no fault, or the fault is dealt with")
+    if sum(voter in each for each in cast.values()) >= MAX_VERDICTS:
+        raise Void(f"{MAX_VERDICTS} verdicts of {short(voter)} wait already")
+    return {**cast, judged: {**cast.get(judged, {}), voter: letter}}
+
+
+def still(cast: Cast, base: Base) -> Cast:
+    """Return the verdicts that can come to something in the round of `base`."""
+    return {judged: each for judged, each in cast.items() if may_judge(base, judged)}
+
+
+def may_judge(base: Base, judged: Judged) -> bool:
+    """Return whether a verdict can still come to something."""
+    if judged.peer not in base.electorate or judged.outcome == "equal" or not base.charter.audits:
+        return False
+    judged_for = JUDGED_FOR if judged.outcome == "differs" else UNANSWERED_FOR
+    if not base.round - judged_for <= judged.round < base.round:
+        return False
+    if judged.outcome == "differs":
+        return not base.charter.is_dealt_with(judged.peer, judged.round)
+    return not governance.is_counted(base.charter, judged.peer, judged.round)
+
+
+def warrants(cast: Cast, base: Base) -> list[acts.Warrant]:
+    """Return what more than half of the electorate has found: who finds that steps differ was shown them, and who was
+    not adds to those that got no answer."""
+    found = list[acts.Warrant]()
+    for judged in sorted(cast):
+        mine = dict(cast[judged])
+        if judged.outcome == "unanswered":
+            mine = {**cast.get(judged._replace(outcome="differs"), {}), **mine}
+        voters = who_counts(mine, base)
+        if governance.is_majority(len(voters), len(base.electorate)):
+            found.append(acts.Warrant(letters=tuple(mine[voter] for voter in voters)))
+    return found
+
+
+def who_counts(cast: Mapping[PeerId, Signed], base: Base) -> list[PeerId]:
+    """Return who of them has a vote now."""
+    return sorted(voter for voter in cast if voter in base.electorate)
+
+
+def letters(cast: Cast) -> Iterator[Signed]:
+    for each in cast.values():
+        yield from each.values()
+
+
+def findings(cast: Cast) -> list[tuple[Signed, acts.Finding]]:
+    return [(letter, claimed(letter, acts.Finding)) for letter in letters(cast)]

@@ -1,0 +1,106 @@
+"""What audits take: figures reckoned by hand."""
+
+import random
+from typing import Any
+
+import pytest
+
+from weft.cost.audits import Audited, Customs, Kept, Speed, cost_of, longest_part
+from weft.cost.training import Traffic
+
+CUSTOMS = Customs(times=4.0, num_new=10, num_shown=2, leases=Kept(20, 150.0), parts=Kept(16, 120.0))
+SPEED = Speed(step_s=2.0, hash_s=1e-6, merge_s=10.0)
+
+
+def audited(**fields: Any) -> Audited:
+    """Of a thousand parameters, ten training steps a lease, 500 bytes of payload, and so many rounds that the first
+    are nothing."""
+    usual: dict[str, Any] = {
+        "customs": CUSTOMS,
+        "rate": 0.1,
+        "trace_every": 1,
+        "num_members": 5,
+        "num_rounds": 10**9,
+        "num_parameters": 1000,
+        "num_moments": 2,
+        "has_error": True,
+        "num_steps": 10,
+        "payload_nbytes": 500,
+    }
+    return Audited(**(usual | fields))
+
+
+def test_each_state_is_hashed_and_the_one_that_a_lease_begins_with() -> None:
+    assert cost_of(audited(), SPEED).hash_s == pytest.approx(11 * 12_000 * 1e-6)
+    assert cost_of(audited(trace_every=5), SPEED).hash_s == pytest.approx(3 * 12_000 * 1e-6)
+    assert cost_of(audited(trace_every=4, num_moments=0), SPEED).hash_s == pytest.approx(4 * 4_000 * 1e-6)
+
+
+def test_a_worker_makes_half_a_lease_again_and_an_auditor_what_was_drawn() -> None:
+    assert cost_of(audited(), SPEED).again_s == pytest.approx(0.1 * ((5.5 + 1) * 2 + 10))
+    assert cost_of(audited(trace_every=5), SPEED).again_s == pytest.approx(0.1 * ((7.5 + 5) * 2 + 10))
+    assert cost_of(audited(trace_every=100), SPEED).again_s == pytest.approx(0.1 * ((10 + 10) * 2 + 10))  # a lease
+
+
+def test_bytes_are_24_to_36_a_parameter_and_what_others_brought_to_a_part() -> None:
+    found = cost_of(audited(), SPEED)
+    assert found.step_nbytes == (24_000, 36_000)
+    assert found.part_nbytes == 400
+    assert found.traffic == Traffic(2440, 2440)
+    assert cost_of(audited(has_error=False), SPEED).step_nbytes == (20_000, 32_000)
+    assert cost_of(audited(num_moments=0, has_error=False), SPEED).step_nbytes == (12_000, 16_000)
+
+
+def test_memory_is_of_two_that_look_and_one_that_is_looked_at() -> None:
+    shown, states = 2 * (2 * 12_000 + 4_000 + 8_000), 3 * 12_000
+    assert cost_of(audited(), SPEED).memory_nbytes == shown + states + 500
+    assert cost_of(audited(has_error=False), SPEED).memory_nbytes == 2 * 32_000 + states + 500
+
+
+def test_the_disk_keeps_so_many_rounds_and_in_short_ones_so_many_seconds() -> None:
+    found = cost_of(audited(has_error=False), SPEED)
+    of_round, of_parts = 16_000, 1000
+    assert found.disk_nbytes(60.0) == 21 * of_round + 17 * of_parts
+    assert found.disk_nbytes(1.0) == 151 * of_round + 121 * of_parts
+
+
+def test_newcomers_are_audited_four_times_as_often_in_their_first_rounds() -> None:
+    assert audited(num_rounds=10).num_audits == pytest.approx(0.4)
+    assert audited(num_rounds=40).num_audits == pytest.approx(0.1 * (4 + 3) / 4)
+    assert audited().num_audits == pytest.approx(0.1)
+    assert audited(rate=1.0, num_members=3, num_rounds=10).num_audits == 2.0  # no more than there are others
+    assert audited(num_members=1).num_audits == 0.0
+
+
+@pytest.mark.parametrize(("num_audits", "num_members"), [(0.1, 3), (0.4, 8), (1.0, 5), (2.0, 3)])
+def test_who_has_most_to_do_again_is_as_chance_has_it(num_audits: float, num_members: int) -> None:
+    """The closed form beside as many draws."""
+    dice, num = random.Random(7), 20_000
+    others = num_members - 1
+
+    def drawn() -> float:
+        is_looked_at = any(dice.random() < num_audits / others for _ in range(others))
+        return dice.random() if is_looked_at else 0.0
+
+    mean = sum(max(drawn() for _ in range(num_members)) for _ in range(num)) / num
+    assert longest_part(num_audits, num_members) == pytest.approx(mean, abs=0.01)
+
+
+def test_nobody_is_waited_for_where_nobody_is_audited() -> None:
+    assert longest_part(0.0, 5) == longest_part(0.0, 1) == 0.0
+    alone = cost_of(audited(num_members=1), SPEED)
+    assert (alone.waited_s, alone.again_s, alone.traffic) == (0.0, 0.0, Traffic(0, 0))
+    assert alone.round_s == alone.hash_s > 0
+
+
+def test_a_round_waits_for_the_longest_no_longer_than_a_lease_and_on_one_machine_for_all() -> None:
+    apart = cost_of(audited(num_members=3), SPEED)
+    q = 1 - 0.95**2
+    longest = 1 - (1 - (1 - q) ** 4) / (4 * q)
+    assert longest > 0.1  # leases: more than who is late can miss
+    assert apart.waited_s == pytest.approx(0.1 * (10 + 1.5) * 2 + 1.0)
+    few = cost_of(audited(rate=1.0, num_members=3), SPEED)
+    assert few.waited_s == pytest.approx(max(few.again_s, (10 * longest_part(1.0, 3) + 1.5) * 2 + 10))
+    shared = cost_of(audited(num_members=3), Speed(step_s=2.0, hash_s=1e-6, merge_s=10.0, crowding=3.0))
+    assert shared.waited_s == shared.again_s
+    assert shared.hash_s == pytest.approx(3 * apart.hash_s)
