@@ -269,7 +269,7 @@ def share(model: Model, kind: Kind, batch: int, num: int) -> tuple[float, float]
     play([stage], model.prompts(batch, 1), 3)
     timed, whole = Timed(), Timed()
     with ExitStack() as stack:
-        for name in ("receipt.Signing.computed", "receipt.Signing.notes", "section.fingerprint"):
+        for name in ("receipts.receipt.Signing.computed", "receipts.receipt.Signing.notes", "section.fingerprint"):
             where = f"weft.texts.{name}"
             stack.enter_context(patch(where, timed.of(resolve_name(where))))
         texts = whole.of(play)([stage], model.prompts(batch, 2), num)
