@@ -6,5 +6,7 @@ trace      a worker's states, named one after the other, and what is needed to c
 worker     shows states to whoever was drawn
 auditor    asks, does the steps again, and says what came of it
 merges     parts that owners have merged: what they were made of, and the same again
+kept       what others may need of rounds gone by
+counters   what false works have moved, taken out again
 audits     draws, and what follows from what was found
 """

@@ -18,7 +18,9 @@ from weft.events import Emit, MergeAudited, MergeDoubted, WorkAudited, WorkDoubt
 from weft.ids import Digest, PeerId, Round
 from weft.net.messages import MAX_REASON_CHARS
 from weft.peer.audit.auditor import Audit, Auditor
+from weft.peer.audit.counters import Counters
 from weft.peer.audit.heads import Heads
+from weft.peer.audit.kept import Kept
 from weft.peer.audit.looking import is_heard, is_told
 from weft.peer.audit.merges import Merge, Merges
 from weft.peer.audit.outcome import ANSWER_ROUNDS, Found
@@ -44,7 +46,9 @@ class _Taken:
 
     rounds: RoundDriver
     auditor: Auditor
+    kept: Kept
     merges: Merges
+    counters: Counters
 
 
 class Audits:
@@ -71,10 +75,14 @@ class Audits:
     def begin(self, rounds: RoundDriver) -> None:
         """Take part in these rounds' audits."""
         context, replica, heads, tasks = self._context, self._replica, self.heads, self._tasks
+        kept = Kept(context, rounds)
+        counters = Counters(context, replica, rounds, heads, kept)
         self._taken = _Taken(
             rounds,
             Auditor(context, self._trainer, replica, rounds, heads, tasks, self._work_found),
-            Merges(context, replica, rounds, heads, tasks, self._merge_found),
+            kept,
+            Merges(context, replica, rounds, heads, kept, counters, tasks, self._merge_found),
+            counters,
         )
         rounds.acts.on_verdict(self._heard)
 
@@ -89,7 +97,7 @@ class Audits:
             name = payload_of(part.digest for part in payload)
             work = await compute.train(lambda: self.trace.work(head, name))
         if self._taken is not None and work is not None:
-            await self._taken.merges.keep({part.digest: part.encoded for part in payload})
+            await self._taken.kept.keep({part.digest: part.encoded for part in payload})
         return payload, work
 
     async def settle(self, manifest: Manifest, counted: Counted | None, settle: Callable[[], None]) -> None:
@@ -105,7 +113,9 @@ class Audits:
         assert self._taken is not None, "it has come to its rounds"
         rounds = self._taken.rounds
         self._worker.sweep()
+        self._taken.kept.sweep(manifest)
         self._taken.merges.sweep(manifest)
+        self._taken.counters.follow(manifest)
         counted = [PeerId(each.peer) for each in manifest.contributions if each.work is not UNSET]
         self.suspicion.decided(manifest.round, manifest.members, counted)
         name, me = digest_of(manifest), self._context.node.peer
@@ -162,6 +172,7 @@ class Audits:
             return
         if found.outcome == "unanswered":
             self.suspicion.unanswered(peer, round)
+        assert self._taken is not None
         verdict = Finding(
             run=self._replica.run.run,
             peer=peer,
@@ -170,6 +181,6 @@ class Audits:
             before=before,
             outcome=found.outcome,
             why=found.why[:MAX_REASON_CHARS],
+            weighed=self._taken.counters.weighed(peer, round, work) if found.outcome == "differs" else UNSET,
         )
-        assert self._taken is not None
         self._taken.rounds.acts.take(seal(self._context.identity, verdict))

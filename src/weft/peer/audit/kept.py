@@ -1,0 +1,113 @@
+"""What others may need of rounds gone by: parts of payloads on disk, and which parts each payload has.
+
+    traces/parts/    files by their digests, for as long as auditors may ask
+
+A manifest names a payload by the digest of its parts' digests, one after the other: so these bytes are a blob, too, and
+who knows the manifest alone can fetch them.
+
+Failure:
+- the disk does not take a file: this peer could not answer. `DataError` or `DiskFull` ends it.
+- a file is gone, or damaged: it is not shown.
+- the process was started again: it has the files, and others know whose they are.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from weft.data.store import write_atomically
+from weft.ids import Digest, Round
+from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S
+from weft.peer.context import Context
+from weft.peer.round.driver import RoundDriver
+from weft.sync.records.counters import WITHIN
+from weft.sync.records.messages import Certificate, Collect, Manifest, counted, list_of
+from weft.wire import Buffer, digest
+
+# Both over: others ask again once one has asked in vain, and until `2 * ANSWER_ROUNDS` after the round.
+KEPT_ROUNDS, KEPT_S = 4 * ANSWER_ROUNDS, 4 * ANSWER_S
+assert KEPT_ROUNDS >= WITHIN
+
+
+@dataclass
+class _Since:
+    """Since when a file is of use."""
+
+    round: Round
+    at: float
+
+
+class Kept:
+    """Of one peer."""
+
+    def __init__(self, context: Context, rounds: RoundDriver) -> None:
+        self._context = context
+        self._rounds = rounds
+        self._folder = context.folder.traces / "parts"
+        now, round = context.clock.now(), rounds.chain.head.round
+        self._files = {Digest(path.name): _Since(round, now) for path in self._folder.glob("*")}
+        self._lists = dict[Digest, tuple[Round, bytes]]()
+        rounds.on_decided(self._decided)
+        rounds.merger.on_brought(self.keep)
+        context.node.serve_blobs(lambda _peer, wanted: self.part(wanted) or self.listed(wanted), is_patient=True)
+
+    async def keep(self, parts: Mapping[Digest, Buffer]) -> None:
+        """Write down parts of payloads.
+
+        Raises:
+            DiskFull, DataError: they cannot be written.
+        """
+        round = Round(self._rounds.chain.head.round + 1)
+        if not self.is_audited(round):
+            return
+        new = {name: data for name, data in parts.items() if name not in self._files}
+        await self._context.compute.serve(lambda: self._write(new))
+        self._files.update(dict.fromkeys(parts, _Since(round, self._context.clock.now())))
+
+    def is_audited(self, round: Round) -> bool:
+        """Return whether somebody may merge a round again; where all do, they do so before they vote."""
+        charter = self._rounds.chain.charter_in(round)
+        return bool(charter.audits) and not charter.settings.method.is_merged_by_all
+
+    def _write(self, parts: Mapping[Digest, Buffer]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for name, data in parts.items():
+            write_atomically(self._folder / name, [data], is_synced=False)
+
+    def part(self, wanted: Digest) -> Buffer | None:
+        """Return a part of a payload; None: it is not here."""
+        if wanted in self._files:
+            with suppress(OSError):
+                data = (self._folder / wanted).read_bytes()
+                return data if digest(data) == wanted else None
+        return None
+
+    def listed(self, payload: Digest) -> bytes | None:
+        """Return which parts a payload has, as `messages.list_of`; None: it is not known here."""
+        known = self._lists.get(payload)
+        return None if known is None else known[1]
+
+    def _decided(self, certificate: Certificate) -> None:
+        manifest, (plan, _) = certificate.manifest, self._rounds.told
+        if self.is_audited(manifest.round) and plan is not None and is_plan_of(plan, manifest):
+            lists = map(list_of, (each.parts for each in plan.contributions))
+            self._lists |= {digest(each): (manifest.round, each) for each in lists}
+
+    def sweep(self, manifest: Manifest) -> None:
+        """Let go of what nobody can ask for any more, after a round."""
+        now, oldest = self._context.clock.now(), manifest.round - KEPT_ROUNDS
+        for name, since in list(self._files.items()):
+            if since.round < oldest and now - since.at > KEPT_S:
+                with suppress(OSError):
+                    (self._folder / name).unlink(missing_ok=True)
+                del self._files[name]
+        self._lists = {name: known for name, known in self._lists.items() if known[0] >= oldest}
+
+
+def is_plan_of(plan: Collect, manifest: Manifest) -> bool:
+    """Return whether a plan is one that a manifest may come of."""
+    return (
+        tuple(map(counted, plan.contributions)) == manifest.contributions
+        and plan.awaited == manifest.awaited
+        and plan.counters == manifest.counters
+    )
