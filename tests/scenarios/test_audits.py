@@ -18,6 +18,7 @@ from weft.codec.config import Int8Config
 from weft.errors import ConfigError, Removed
 from weft.events import ActEnacted, MergeAudited, MergeDoubted, WorkAudited, WorkDoubted
 from weft.ids import Digest, PeerId, Round
+from weft.peer.audit.kept import Kept
 from weft.peer.audit.merges import Merge, Merges
 from weft.peer.audit.outcome import Found
 from weft.peer.audit.trace import Trace
@@ -258,12 +259,13 @@ def test_an_owner_that_merges_something_else_is_struck_out(
     assert doubts(swarm, but="d") == []
 
 
-Shows = Callable[[Merges, PeerId, Digest], bool]
+Shows = Callable[[Merges | Kept, Digest], bool]
 
 
 def only_shown(monkeypatch: pytest.MonkeyPatch, shows: Shows) -> None:
     """Once a round is decided, let only those show what was brought to it of whom `shows` says so."""
     decided, lookup, brought, over = Merges._decided, Merges._lookup, Payloads._lookup, set[Digest]()
+    part = Kept.part
 
     def note(merges: Merges, certificate: Certificate) -> None:
         decided(merges, certificate)
@@ -271,18 +273,22 @@ def only_shown(monkeypatch: pytest.MonkeyPatch, shows: Shows) -> None:
             over.update(part for each in known.plan.contributions for part in each.parts)
 
     def shown(merges: Merges, peer: PeerId, wanted: Digest) -> Buffer | None:
-        return lookup(merges, peer, wanted) if shows(merges, peer, wanted) else None
+        return lookup(merges, peer, wanted) if shows(merges, wanted) else None
+
+    def on_disk(kept: Kept, wanted: Digest) -> Buffer | None:
+        return part(kept, wanted) if shows(kept, wanted) else None
 
     def of_the_round(payloads: Payloads, peer: PeerId, wanted: Digest) -> Buffer | None:
         return None if wanted in over else brought(payloads, peer, wanted)
 
     monkeypatch.setattr(Merges, "_decided", note)
     monkeypatch.setattr(Merges, "_lookup", shown)
+    monkeypatch.setattr(Kept, "part", on_disk)
     monkeypatch.setattr(Payloads, "_lookup", of_the_round)
 
 
-def is_of(merges: Merges, swarm: Swarm, name: str) -> bool:
-    return merges._context.node.peer == swarm.member(name).id
+def is_of(part: Merges | Kept, swarm: Swarm, name: str) -> bool:
+    return part._context.node.peer == swarm.member(name).id
 
 
 def test_an_owner_that_shows_nobody_what_it_has_merged_is_removed_with_the_third_round(
@@ -290,7 +296,7 @@ def test_an_owner_that_shows_nobody_what_it_has_merged_is_removed_with_the_third
 ) -> None:
     """What it brings to its own part nobody else has."""
     swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=24, num_peers=4, learns=True)
-    only_shown(monkeypatch, lambda merges, _peer, _wanted: not is_of(merges, swarm, "d"))
+    only_shown(monkeypatch, lambda part, _wanted: not is_of(part, swarm, "d"))
     play(swarm, "it did not show auditors")
     enacted = swarm.member("a").life.seen(ActEnacted)
     assert [(event.kind, event.subject) for event in enacted] == 3 * [("no answer", swarm.member("d").id)]
@@ -303,7 +309,7 @@ def test_an_owner_that_was_killed_shows_what_it_had_merged(
 ) -> None:
     swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=14, num_peers=3, learns=True)
     alone = [False]
-    only_shown(monkeypatch, lambda merges, _peer, _wanted: not alone[0] or is_of(merges, swarm, "c"))
+    only_shown(monkeypatch, lambda part, _wanted: not alone[0] or is_of(part, swarm, "c"))
 
     async def scenario() -> None:
         a, _, c = members = await swarm.start("abc")
@@ -335,11 +341,11 @@ def test_who_has_found_a_fault_shows_the_others_what_it_fetched(
     async def wrong(merger: RoundMerger, *given: Any) -> Digest | None:
         return None if merger is swarm.member("b").life.peer.rounds.merger else await again(merger, *given)
 
-    def shows(merges: Merges, peer: PeerId, wanted: Digest) -> bool:
+    def shows(part: Merges | Kept, wanted: Digest) -> bool:
         accused = {
-            part for _, shown in swarm.member("b").life.peer._audits._taken.merges._shown.values() for part in shown
+            each for _, shown in swarm.member("b").life.peer._audits._taken.merges._shown.values() for each in shown
         }
-        return wanted not in accused or is_of(merges, swarm, "b")
+        return wanted not in accused or is_of(part, swarm, "b")
 
     only_shown(monkeypatch, shows)
     monkeypatch.setattr(RoundMerger, "again", wrong)

@@ -101,11 +101,9 @@ class Counters:
         """Yield whose false works this peer knows well enough to plan that they are taken out."""
         for each in due(self._rounds.chain.base):
             known = self._heads.known(Digest(each.weighed.manifest))
+            counted = () if known is None else known.manifest.contributions
             is_lacked = self._num_lacked[PeerId(each.peer), each.round] >= MOST_TRIES
-            lists = (
-                () if known is None else [self._kept.listed(Digest(c.payload)) for c in known.manifest.contributions]
-            )
-            if lists and None not in lists and not is_lacked:
+            if counted and not is_lacked and all(self._kept.listed(Digest(one.payload)) for one in counted):
                 yield PeerId(each.peer)
 
     async def gather(self, charter: Charter, plan: Collect, here: range) -> TakenOut:
