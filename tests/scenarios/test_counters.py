@@ -1,6 +1,6 @@
 """Runs that take out of the model again what a member has brought into it that is struck out for false work."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ from weft.peer.state.replica import Replica
 from weft.sim.world import Life
 from weft.sync.method.choices import Choices, NesterovConfig, SgdConfig
 from weft.sync.records.counters import WITHIN
-from weft.sync.records.messages import Counted, Manifest, Propose
+from weft.sync.records.messages import Collect, Counted, Holding, Manifest
 
 FALSE = Round(4)  # the round that d lies in
 TIMES = 30.0  # as long as its update should be
@@ -90,7 +90,7 @@ MakeClean = Callable[[Choices], Played]
 
 
 @pytest.fixture(scope="module")
-def make_clean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeClean]:
+def make_clean(tmp_path_factory: pytest.TempPathFactory) -> MakeClean:
     """Play runs in which d brings nothing to the round that it lies in, and is struck out for it as well."""
     known = dict[Choices, Played]()
 
@@ -102,7 +102,7 @@ def make_clean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeClean]:
                 known[method] = Played(lambda **given: Swarm(root / "swarm", **given), patch, method, 0.0).play()
         return known[method]
 
-    yield make
+    return make
 
 
 def apart(one: Tensor, other: Tensor) -> float:
@@ -145,19 +145,20 @@ def test_a_momentum_forgets_a_false_work_two_rounds_later(
 def test_a_false_work_is_taken_out_once_where_that_round_is_made_again(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, make_clean: MakeClean
 ) -> None:
-    """Who leads it first is not heard when it proposes: the next one plans it again."""
+    """Who leads it first does not hear that its results are held: the next one plans it again."""
     clean = make_clean(PLAIN)
-    played, unheard = Played(make_swarm, monkeypatch, PLAIN, TIMES), list[Round]()
+    played, planned = Played(make_swarm, monkeypatch, PLAIN, TIMES), set[tuple[Round, int]]()
 
-    def lose(_life: Life, _to: PeerId, message: Any) -> bool:
-        is_first = isinstance(message, Propose) and message.attempt == 0 and bool(message.manifest.counters)
-        unheard.extend([message.manifest.round] if is_first else [])
-        return not is_first
+    def lose(life: Life, _to: PeerId, message: Any) -> bool:
+        round = life.peer.rounds.chain.base.round if life.peer.rounds is not None else Round(0)
+        if isinstance(message, Collect) and message.counters:
+            planned.add((round, message.attempt))
+        return not (isinstance(message, Holding) and message.attempt == 0 and (round, 0) in planned)
 
     played.swarm.watchers.append(lose)
     played.play()
     (out,) = played.countered_in
-    assert set(unheard) == {out}
+    assert planned == {(out, 0), (out, 1)}
     assert all(each.attempt for each in played.swarm.chains.values() if each.round == out)
     assert apart(played.models[out], clean.models[out]) < 1e-6
 
