@@ -23,6 +23,7 @@ from weft.peer.audit.merges import Merge, Merges
 from weft.peer.audit.outcome import Found
 from weft.peer.audit.trace import Trace
 from weft.peer.audit.worker import Worker
+from weft.peer.group.records import lease_of
 from weft.peer.messages import AuditAnswer, AuditRequest, Gathered
 from weft.peer.round.driver import RoundDriver
 from weft.peer.round.merge import RoundMerger
@@ -37,6 +38,7 @@ from weft.sync.method.presets import DiLoCoConfig, FedAvgConfig, MethodConfig, P
 from weft.sync.records.messages import Certificate, Manifest, Ready
 from weft.sync.records.work import link
 from weft.training.trainer import Trainer
+from weft.verify.suspicion import TIMES
 from weft.wire import Buffer
 
 ALWAYS = AuditedTrust(audit_rate=1.0)
@@ -259,13 +261,13 @@ def test_an_owner_that_merges_something_else_is_struck_out(
     assert doubts(swarm, but="d") == []
 
 
-Shows = Callable[[Merges | Kept, Digest], bool]
+Shows = Callable[[Merges | Kept, PeerId, Digest], bool]
 
 
 def only_shown(monkeypatch: pytest.MonkeyPatch, shows: Shows) -> None:
     """Once a round is decided, let only those show what was brought to it of whom `shows` says so."""
     decided, lookup, brought, over = Merges._decided, Merges._lookup, Payloads._lookup, set[Digest]()
-    part = Kept.part
+    on_disk, mine = Kept._lookup, Kept.part
 
     def note(merges: Merges, certificate: Certificate) -> None:
         decided(merges, certificate)
@@ -273,17 +275,21 @@ def only_shown(monkeypatch: pytest.MonkeyPatch, shows: Shows) -> None:
             over.update(part for each in known.plan.contributions for part in each.parts)
 
     def shown(merges: Merges, peer: PeerId, wanted: Digest) -> Buffer | None:
-        return lookup(merges, peer, wanted) if shows(merges, wanted) else None
+        return lookup(merges, peer, wanted) if shows(merges, peer, wanted) else None
 
-    def on_disk(kept: Kept, wanted: Digest) -> Buffer | None:
-        return part(kept, wanted) if shows(kept, wanted) else None
+    def shown_of_disk(kept: Kept, peer: PeerId, wanted: Digest) -> Buffer | None:
+        return on_disk(kept, peer, wanted) if shows(kept, peer, wanted) else None
+
+    def own(kept: Kept, wanted: Digest) -> Buffer | None:
+        return mine(kept, wanted) if shows(kept, kept._context.node.peer, wanted) else None
 
     def of_the_round(payloads: Payloads, peer: PeerId, wanted: Digest) -> Buffer | None:
         return None if wanted in over else brought(payloads, peer, wanted)
 
     monkeypatch.setattr(Merges, "_decided", note)
     monkeypatch.setattr(Merges, "_lookup", shown)
-    monkeypatch.setattr(Kept, "part", on_disk)
+    monkeypatch.setattr(Kept, "_lookup", shown_of_disk)
+    monkeypatch.setattr(Kept, "part", own)
     monkeypatch.setattr(Payloads, "_lookup", of_the_round)
 
 
@@ -296,7 +302,7 @@ def test_an_owner_that_shows_nobody_what_it_has_merged_is_removed_with_the_third
 ) -> None:
     """What it brings to its own part nobody else has."""
     swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=24, num_peers=4, learns=True)
-    only_shown(monkeypatch, lambda part, _wanted: not is_of(part, swarm, "d"))
+    only_shown(monkeypatch, lambda part, _peer, _wanted: not is_of(part, swarm, "d"))
     play(swarm, "it did not show auditors")
     enacted = swarm.member("a").life.seen(ActEnacted)
     assert [(event.kind, event.subject) for event in enacted] == 3 * [("no answer", swarm.member("d").id)]
@@ -309,7 +315,7 @@ def test_an_owner_that_was_killed_shows_what_it_had_merged(
 ) -> None:
     swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=14, num_peers=3, learns=True)
     alone = [False]
-    only_shown(monkeypatch, lambda part, _wanted: not alone[0] or is_of(part, swarm, "c"))
+    only_shown(monkeypatch, lambda part, _peer, _wanted: not alone[0] or is_of(part, swarm, "c"))
 
     async def scenario() -> None:
         a, _, c = members = await swarm.start("abc")
@@ -341,7 +347,7 @@ def test_who_has_found_a_fault_shows_the_others_what_it_fetched(
     async def wrong(merger: RoundMerger, *given: Any) -> Digest | None:
         return None if merger is swarm.member("b").life.peer.rounds.merger else await again(merger, *given)
 
-    def shows(part: Merges | Kept, wanted: Digest) -> bool:
+    def shows(part: Merges | Kept, _peer: PeerId, wanted: Digest) -> bool:
         accused = {
             each for _, shown in swarm.member("b").life.peer._audits._taken.merges._shown.values() for each in shown
         }
@@ -416,6 +422,119 @@ def test_who_is_late_or_killed_or_stops_is_found_honest(make_swarm: MakeSwarm, m
     assert doubts(swarm) == []
     assert of_merging(swarm) == []
     assert [event for life in swarm.lives for event in life.seen(ActEnacted)] == []
+
+
+class OneLease(Trainer):
+    """Steps up the gradient on some samples, whenever it makes these steps."""
+
+    false: frozenset[int] = frozenset()
+    _is_false = False
+
+    def _fill(self, positions: Any) -> Any:
+        self._is_false = not self.false.isdisjoint(map(int, positions))
+        return super()._fill(positions)
+
+    def _descend(self, norm: float, rate: float) -> float:
+        if self._is_false:
+            self._model.gradient.neg_()
+        return super()._descend(norm, rate)
+
+
+def killed_and_back(swarm: Swarm, begin: Callable[[bool], None]) -> None:
+    """Play a run in which d is false for about a round, and all others are killed before they have found it.
+
+    Args:
+        begin: told that d begins to be false, or that it has ended and all is shown.
+    """
+
+    async def scenario() -> None:
+        a, b, c, d = await swarm.start("abcd")
+        await swarm.round(d, 4)
+        begin(True)
+        await swarm.round(d, 6)
+        for member in (a, b, c):
+            swarm.kill(member)
+            swarm.launch(member)
+        begin(False)
+        one_replica(await swarm.done(a, b, c))
+        with pytest.raises(Removed, match=r"done again what it says it has done|refuse this key"):
+            await d.lives[-1].task
+
+    swarm.run(scenario)
+
+
+def test_members_that_were_killed_do_the_audits_that_they_were_drawn_for(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=12, num_peers=4, learns=True)
+    made, false = count(), list[OneLease]()
+
+    def make_trainer(*given: Any) -> Trainer:
+        if next(made) != 3:
+            return Trainer(*given)
+        false.append(OneLease(*given))
+        return false[0]
+
+    swarm.make_trainer = make_trainer
+    answer, is_silent = Worker._on_request, [False]
+
+    async def later(worker: Worker, peer: PeerId, request: AuditRequest) -> AuditAnswer:
+        if is_silent[0]:
+            return AuditAnswer(is_ready=False, reason="later")
+        return await answer(worker, peer, request)
+
+    monkeypatch.setattr(Worker, "_on_request", later)
+
+    def begin(is_false: bool) -> None:
+        is_silent[0] = is_false
+        if is_false:
+            d = swarm.member("d")
+            false[0].false = frozenset(map(int, lease_of(d.life.peer.head.leases, d.id)))
+
+    killed_and_back(swarm, begin)
+    assert struck_out(swarm).startswith("it came to other")
+    assert {doubt.member for doubt in doubts(swarm, but="d")} == {swarm.member("d").id}
+
+
+@pytest.mark.full
+def test_members_that_were_killed_merge_again_the_parts_that_they_were_drawn_for(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=12, num_peers=4, learns=True)
+    reply, is_false = RoundMerger._reply, [False]
+
+    def lie(merger: RoundMerger, work: Any, mean: torch.Tensor) -> Any:
+        lies = is_false[0] and work.is_mine and merger is swarm.member("d").life.peer.rounds.merger
+        return reply(merger, work, mean.mul(-1) if lies else mean)
+
+    monkeypatch.setattr(RoundMerger, "_reply", lie)
+    only_shown(monkeypatch, lambda part, peer, _wanted: not is_false[0] or part._context.node.peer == peer)
+
+    def begin(now: bool) -> None:
+        is_false[0] = now
+
+    killed_and_back(swarm, begin)
+    assert "it has merged something else" in struck_out(swarm)
+
+
+@pytest.mark.full
+def test_who_was_killed_looks_at_some_as_often_as_before(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=AuditedTrust(audit_rate=0.1), num_rounds=16, num_peers=4, learns=True)
+
+    async def scenario() -> None:
+        a, b, c, d = members = await swarm.start("abcd")
+        await swarm.round(a, 4)
+        work = next(each.work for each in a.life.peer.head.contributions if each.peer == d.id)
+        a.life.peer._audits._conclude(d.id, a.life.peer.head.round, work, 0, Found("unanswered", "not today"), None)
+        swarm.kill(a)
+        swarm.launch(a)
+        await swarm.round(a, 14)
+        mine, other = a.life.peer._audits.suspicion, b.life.peer._audits.suspicion
+        assert mine.times(c.id) == other.times(c.id) == 1.0, "by now it is not new"
+        assert (mine.times(d.id), other.times(d.id)) == (TIMES, 1.0), "it had not answered"
+        one_replica(await swarm.done(*members))
+
+    swarm.run(scenario)
 
 
 def test_machines_that_only_take_the_time_of_training_are_not_audited(tmp_path: Path) -> None:

@@ -452,8 +452,7 @@ class Peer:
             rounds.name_state(*found)
         assert self.replica.head is not None
         if self._audits is not None and self._naming.index is not None:
-            now = self.context.clock.now()
-            self._audits.heads.note(self.replica.head, self.replica.charter, self._naming.index, now)
+            self._audits.note(self.replica.head, self.replica.charter, self._naming.index)
         await self._past.keep(self.replica.head, rounds.chain)
 
     def _contradiction(self, rounds: RoundDriver, manifest: Manifest) -> tuple[PeerId, ...] | None:

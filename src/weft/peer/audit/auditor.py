@@ -21,6 +21,7 @@ Failure:
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf, isfinite
 
 import torch
@@ -134,6 +135,7 @@ class Auditor:
         self._on_found = on_found
         self._client = StateClient(context.node, context.compute, context.clock)
         self._begun: dict[tuple[Digest, int], None] = {}  # works and states before steps: each is looked at once
+        self._sought = set[Digest]()  # works that are asked for
         self._shape = shape_of(trainer)  # of each state
 
     def follow(
@@ -149,31 +151,60 @@ class Auditor:
         for each in manifest.contributions:
             if each.work is UNSET or each.peer == me:
                 continue
-            work = self._rounds.works.known(Digest(each.work))
-            if work is None:
+            name, peer = Digest(each.work), PeerId(each.peer)
+            rate = times(peer) * audits.rate
+            if drawn(ticket.signature, name, rate, len(electorate), 1) is None:
                 continue
-            num = num_links(work.segments, audits.trace_every)
-            rate = times(PeerId(each.peer)) * audits.rate
-            number = drawn(ticket.signature, Digest(each.work), rate, len(electorate), num)
-            if number is not None:
-                drawn_link = link(work.segments, audits.trace_every, number)
-                self._begin(manifest.round, Digest(each.work), work, drawn_link, ticket)
+            begin = partial(self._drawn, manifest.round, name, ticket, rate, len(electorate), audits.trace_every)
+            if (work := self._rounds.works.known(name)) is not None:
+                begin(work)
+            else:
+                self._seek(name, peer, begin)
+
+    def _drawn(
+        self, round: Round, name: Digest, ticket: Signed, rate: float, num_electors: int, trace_every: int, work: Work
+    ) -> None:
+        number = drawn(ticket.signature, name, rate, num_electors, num_links(work.segments, trace_every))
+        if number is not None:
+            self._begin(round, name, work, link(work.segments, trace_every, number), ticket)
 
     def look_again(self, letter: Signed, verdict: Finding) -> bool:
         """Audit what another has found a fault with; return whether it can be done here."""
-        audits, work = self._replica.charter.audits, self._rounds.works.known(Digest(verdict.work))
-        if not self._heads.is_recent(verdict.round, 2 * ANSWER_ROUNDS, 2 * ANSWER_S, self._context.clock.now()):
+        audits, name, newest = self._replica.charter.audits, Digest(verdict.work), self._rounds.chain.head.round
+        if not self._heads.is_recent(verdict.round, newest, 2 * ANSWER_ROUNDS, 2 * ANSWER_S, self._context.clock.now()):
             return False  # long ago: nobody need be able to show it any more
-        if not audits or work is None or work.peer != verdict.peer:
+        if not audits or self._heads.counted_in(name) != verdict.round:
             return False
-        doubted = link_from(work.segments, audits.trace_every, verdict.before)
-        if doubted is None or self._heads.counted_in(Digest(verdict.work)) != verdict.round:
-            return False
-        if (Digest(verdict.work), DOUBTED) in self._begun:
-            return True  # of one work the steps that are doubted first: a worker need not show more
-        self._begun[Digest(verdict.work), DOUBTED] = None
-        self._begin(verdict.round, Digest(verdict.work), work, doubted, letter)
+        if (work := self._rounds.works.known(name)) is not None:
+            return self._doubted(letter, verdict, audits.trace_every, work)
+        self._seek(name, PeerId(verdict.peer), partial(self._doubted, letter, verdict, audits.trace_every))
         return True
+
+    def _doubted(self, letter: Signed, verdict: Finding, trace_every: int, work: Work) -> bool:
+        doubted, name = link_from(work.segments, trace_every, verdict.before), Digest(verdict.work)
+        if work.peer != verdict.peer or doubted is None:
+            return False
+        if (name, DOUBTED) in self._begun:
+            return True  # of one work the steps that are doubted first: a worker need not show more
+        self._begun[name, DOUBTED] = None
+        self._begin(verdict.round, name, work, doubted, letter)
+        return True
+
+    def _seek(self, name: Digest, peer: PeerId, then: Callable[[Work], object]) -> None:
+        """Ask for a work that a process before this one may have heard, and go on once it is here."""
+        if name not in self._sought:
+            self._sought.add(name)
+            self._tasks.spawn(self._find(name, peer, then))
+
+    async def _find(self, name: Digest, peer: PeerId, then: Callable[[Work], object]) -> None:
+        patience = self._patience()
+        while not patience.is_over and self._has_vote(peer):
+            work = await self._rounds.works.fetch(name, [peer])
+            if work is not None:
+                then(work)
+                break
+            await asyncio.sleep(ASK_AGAIN_S)
+        self._sought.discard(name)
 
     def _begin(self, round: Round, name: Digest, work: Work, link: Link, ticket: Signed) -> None:
         if (name, link.before) in self._begun:

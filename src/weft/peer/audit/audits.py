@@ -30,8 +30,11 @@ from weft.peer.context import Context
 from weft.peer.round.driver import RoundDriver
 from weft.peer.state.carry import Carry
 from weft.peer.state.replica import Replica
+from weft.store.index import StateIndex
+from weft.sync.governance import findings_in
 from weft.sync.merge.reduce import EncodedPart
 from weft.sync.records.acts import Finding
+from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Counted, Manifest, payload_of
 from weft.tasks import Tasks
 from weft.training.trainer import Trainer
@@ -70,6 +73,7 @@ class Audits:
         self._worker = Worker(context, trainer, replica, self.trace, self.heads, tasks)
         self._taken: _Taken | None = None
         self._num_false = Counter[PeerId]()
+        self._has_gone_on = False
         self.suspicion = Suspicion()
 
     def begin(self, rounds: RoundDriver) -> None:
@@ -84,7 +88,32 @@ class Audits:
             Merges(context, replica, rounds, heads, kept, counters, tasks, self._merge_found),
             counters,
         )
+        for work in self.trace.works:  # others may have been started again, too
+            rounds.works.keep(work)
         rounds.acts.on_verdict(self._heard)
+
+    def note(self, manifest: Manifest, charter: Charter, state: StateIndex) -> None:
+        """Note that the replicated vectors after a manifest, this peer's head, are those of an index."""
+        self.heads.note(manifest, charter, state, self._context.clock.now())
+        if self._taken is not None and not self._has_gone_on:
+            self._has_gone_on = True
+            self._go_on(self._taken.rounds, manifest)
+
+    def _go_on(self, rounds: RoundDriver, head: Manifest) -> None:
+        """Go on where a process before this one was killed: it has looked more often at some, was drawn for audits that
+        have not ended, and has heard what others found."""
+        me, known = self._context.node.peer, self.heads.until(digest_of(head))
+        told = rounds.acts.findings()
+        for each in known:
+            self._decided(each.manifest)
+            for warrant in each.manifest.acts:
+                told += zip(warrant.letters, findings_in(warrant), strict=False)  # an act holds no findings
+        for letter, finding in told:
+            if letter.signer == me and finding.outcome == "unanswered":
+                self.suspicion.unanswered(PeerId(finding.peer), finding.round)
+        for each in known:
+            self._draw(each.manifest)
+        self._hear_again()
 
     async def made(
         self, head: Manifest, encode: Callable[[], tuple[EncodedPart, ...]]
@@ -111,22 +140,33 @@ class Audits:
     def follow(self, manifest: Manifest) -> None:
         """Draw what this peer audits of a round whose outer step is made."""
         assert self._taken is not None, "it has come to its rounds"
-        rounds = self._taken.rounds
         self._worker.sweep()
         self._taken.kept.sweep(manifest)
         self._taken.merges.sweep(manifest)
         self._taken.counters.follow(manifest)
+        self._decided(manifest)
+        self._draw(manifest)
+        self._hear_again()
+
+    def _decided(self, manifest: Manifest) -> None:
         counted = [PeerId(each.peer) for each in manifest.contributions if each.work is not UNSET]
         self.suspicion.decided(manifest.round, manifest.members, counted)
-        name, me = digest_of(manifest), self._context.node.peer
+
+    def _draw(self, manifest: Manifest) -> None:
+        assert self._taken is not None
+        name, me, head = digest_of(manifest), self._context.node.peer, self._taken.rounds.chain.head
         electorate = self.heads.electorate(name)
-        is_old = manifest.round + ANSWER_ROUNDS < rounds.chain.head.round  # as of who catches up
+        is_old = manifest.round + ANSWER_ROUNDS < head.round  # as of who catches up
         if self._replica.charter.audits and me in electorate and not is_old:
             draw = Draw(run=manifest.run, branch=manifest.branch, round=manifest.round, manifest=name)
             ticket = seal(self._context.identity, draw)
             self._taken.auditor.follow(manifest, ticket, electorate, self.suspicion.times)
             self._taken.merges.follow(manifest, ticket, electorate, self.suspicion.times)
-        for letter, finding in rounds.acts.findings():  # this peer may not have known the work, or the round
+
+    def _hear_again(self) -> None:
+        """Look into what others have found: this peer may not have known the work, or the round."""
+        assert self._taken is not None
+        for letter, finding in self._taken.rounds.acts.findings():
             self._heard(letter, finding)
 
     def _heard(self, letter: Signed, verdict: Finding) -> None:

@@ -84,10 +84,13 @@ class Heads:
         """Return in which round a work was counted; None: in none that is known here."""
         return self._counted.get(work)
 
-    def is_recent(self, round: int, num_rounds: int, num_s: float, now: float) -> bool:
+    def is_recent(self, round: Round, newest: Round, num_rounds: int, num_s: float, now: float) -> bool:
         """Return whether fewer rounds have passed since, or less time: how long ago a round was that this process has
-        not seen is not known."""
-        newest = max(self._noted_at, default=0)
+        not seen is not known.
+
+        Args:
+            newest: the round that was decided last.
+        """
         noted_at = self._noted_at.get(round)
         return newest - round <= num_rounds or (noted_at is not None and now - noted_at <= num_s)
 
@@ -99,10 +102,16 @@ class Heads:
     @property
     def oldest(self) -> Round | None:
         """Return the first round from which on all are known here up to the newest; None: none is."""
-        found = next(reversed(self._kept.values()), None)
-        while found is not None and (before := self._kept.get(Digest(found.manifest.previous))) is not None:
-            found = before
-        return None if found is None else found.manifest.round
+        newest = next(reversed(self._kept), None)
+        return None if newest is None else self.until(newest)[0].manifest.round
+
+    def until(self, manifest: Digest) -> list[Head]:
+        """Return what is known of the rounds up to a manifest, without a gap: the first of them first."""
+        found, name = list[Head](), manifest
+        while (head := self._kept.get(name)) is not None:
+            found.append(head)
+            name = Digest(head.manifest.previous)
+        return found[::-1]
 
     def has_voted(self, peer: PeerId) -> bool:
         """Return whether a peer was a member after one of the rounds that are known here."""

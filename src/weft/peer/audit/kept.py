@@ -8,7 +8,6 @@ who knows the manifest alone can fetch them.
 Failure:
 - the disk does not take a file: this peer could not answer. `DataError` or `DiskFull` ends it.
 - a file is gone, or damaged: it is not shown.
-- the process was started again: it has the files, and others know whose they are.
 """
 
 from collections.abc import Mapping
@@ -16,12 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from weft.data.store import write_atomically
-from weft.ids import Digest, Round
+from weft.ids import Digest, PeerId, Round
 from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S
 from weft.peer.context import Context
 from weft.peer.round.driver import RoundDriver
 from weft.sync.records.counters import WITHIN
-from weft.sync.records.messages import Certificate, Collect, Manifest, counted, list_of
+from weft.sync.records.messages import Collect, Manifest, counted, list_of
 from weft.wire import Buffer, digest
 
 # Both over: others ask again once one has asked in vain, and until `2 * ANSWER_ROUNDS` after the round.
@@ -47,9 +46,11 @@ class Kept:
         now, round = context.clock.now(), rounds.chain.head.round
         self._files = {Digest(path.name): _Since(round, now) for path in self._folder.glob("*")}
         self._lists = dict[Digest, tuple[Round, bytes]]()
-        rounds.on_decided(self._decided)
         rounds.merger.on_brought(self.keep)
-        context.node.serve_blobs(lambda _peer, wanted: self.part(wanted) or self.listed(wanted), is_patient=True)
+        context.node.serve_blobs(self._lookup, is_patient=True)
+
+    def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
+        return self.part(wanted) or self.listed(wanted)
 
     async def keep(self, parts: Mapping[Digest, Buffer]) -> None:
         """Write down parts of payloads.
@@ -87,11 +88,10 @@ class Kept:
         known = self._lists.get(payload)
         return None if known is None else known[1]
 
-    def _decided(self, certificate: Certificate) -> None:
-        manifest, (plan, _) = certificate.manifest, self._rounds.told
-        if self.is_audited(manifest.round) and plan is not None and is_plan_of(plan, manifest):
-            lists = map(list_of, (each.parts for each in plan.contributions))
-            self._lists |= {digest(each): (manifest.round, each) for each in lists}
+    def note(self, round: Round, plan: Collect) -> None:
+        """Note which parts the payloads have that a round has counted."""
+        lists = map(list_of, (each.parts for each in plan.contributions))
+        self._lists |= {digest(each): (round, each) for each in lists}
 
     def sweep(self, manifest: Manifest) -> None:
         """Let go of what nobody can ask for any more, after a round."""

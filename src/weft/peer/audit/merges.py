@@ -9,9 +9,12 @@
                brought it, the owner, or who has found a fault
     found      equal | differs | unanswered
 
+    traces/heard/    what the owners of a round's parts have said, by the digest of its manifest
+
 Failure:
 - a contribution can be had from nobody: the owner, who says that it has merged it, has not answered.
 - this peer has not heard the owner or the plan: it says nothing.
+- what was heard is gone, or damaged: likewise.
 """
 
 import asyncio
@@ -20,7 +23,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from weft.codec.codec import Codec, size_of
-from weft.errors import NetError, PeerError, Refused
+from weft.data.store import write_atomically
+from weft.errors import DataError, DiskFull, NetError, PeerError, Refused, WireError
+from weft.events import Notice
 from weft.ids import Digest, PeerId, Round, short
 from weft.peer.audit.counters import Counters
 from weft.peer.audit.heads import Head, Heads
@@ -36,7 +41,9 @@ from weft.sync.records.acts import Finding
 from weft.sync.records.messages import Base, Certificate, Collect, Manifest, next_base
 from weft.tasks import Tasks
 from weft.verify.draw import drawn
-from weft.wire import Buffer, Signed, digest_of
+from weft.wire import Buffer, Record, Signed, decode, digest_of, encode
+
+MAX_HEARD_NBYTES = 4 << 20  # of a round: with 32 members a plan has 70 kB, a manifest less
 
 
 @dataclass(frozen=True)
@@ -51,18 +58,12 @@ class Merge:
     accuser: PeerId | None = None  # who says that it is another
 
 
-@dataclass(frozen=True)
-class _Decided:
-    """A round, as this peer has followed it.
-
-    Args:
-        plan: with the digests of all parts.
-        heard: parts whose owners have said of this plan what the manifest names.
-    """
+class Heard(Record, frozen=True, kw_only=True):
+    """A round, as this peer has followed it."""
 
     manifest: Manifest
-    plan: Collect
-    heard: frozenset[int]
+    plan: Collect  # with the digests of all parts
+    parts: tuple[int, ...]  # whose owners have said of this plan what the manifest names
 
 
 class Merges:
@@ -91,7 +92,10 @@ class Merges:
         self._counters = counters
         self._tasks = tasks
         self._on_found = on_found
-        self._known = dict[Digest, _Decided]()  # by manifest, oldest first
+        self._heard = context.folder.traces / "heard"
+        self._known = self._recalled()  # by manifest, oldest first
+        for each in self._known.values():
+            kept.note(each.manifest.round, each.plan)
         self._shown = dict[Digest, tuple[Round, Mapping[Digest, Buffer]]]()  # by the result that has a fault
         self._begun = dict[tuple[Digest, int], Round]()
         self._one_at_a_time = asyncio.Lock()  # each holds as much as a payload
@@ -104,7 +108,10 @@ class Merges:
     def sweep(self, manifest: Manifest) -> None:
         """Forget what nobody can ask for any more, after a round."""
         oldest = manifest.round - KEPT_ROUNDS
-        self._known = {name: each for name, each in self._known.items() if each.manifest.round >= oldest}
+        for name in [name for name, each in self._known.items() if each.manifest.round < oldest]:
+            with suppress(OSError):
+                (self._heard / name).unlink(missing_ok=True)
+            del self._known[name]
         self._begun = {key: round for key, round in self._begun.items() if round >= oldest}
         self._shown = {name: shown for name, shown in self._shown.items() if shown[0] >= oldest}
 
@@ -116,12 +123,26 @@ class Merges:
             return
         if any(each.legacy is not None for each in plan.contributions):
             return
-        heard = frozenset(
+        heard = tuple(
             number
             for number, part in enumerate(manifest.parts)
             if (part.owner, part.result) == (plan.owners[number], results.get(number))
         )
-        self._known[digest_of(manifest)] = _Decided(manifest, plan, heard)
+        name = digest_of(manifest)
+        self._known[name] = Heard(manifest=manifest, plan=plan, parts=heard)
+        self._kept.note(manifest.round, plan)
+        try:
+            write_atomically(self._heard / name, [encode(self._known[name])], is_synced=False)
+        except (DiskFull, DataError) as error:
+            self._context.emit(Notice(text=f"started again, this peer could not audit parts of before: {error}"))
+
+    def _recalled(self) -> dict[Digest, Heard]:
+        """Return what a process before this one has heard."""
+        found = list[Heard]()
+        for path in self._heard.glob("*"):
+            with suppress(OSError, WireError):
+                found.append(decode(path.read_bytes(), Heard, max_nbytes=MAX_HEARD_NBYTES))
+        return {digest_of(each.manifest): each for each in sorted(found, key=lambda each: each.manifest.round)}
 
     def follow(
         self, manifest: Manifest, ticket: Signed, electorate: Sequence[PeerId], times: Callable[[PeerId], float]
@@ -137,7 +158,8 @@ class Merges:
 
     def look_again(self, letter: Signed, verdict: Finding) -> bool:
         """Merge again what another has found a fault with; return whether it can be done here, or was."""
-        if not self._heads.is_recent(verdict.round, 2 * ANSWER_ROUNDS, 2 * ANSWER_S, self._context.clock.now()):
+        now, newest = self._context.clock.now(), self._rounds.chain.head.round
+        if not self._heads.is_recent(verdict.round, newest, 2 * ANSWER_ROUNDS, 2 * ANSWER_S, now):
             return False  # long ago: nobody need be able to show it any more
         for name, known in self._known.items():
             parts = known.manifest.parts if known.manifest.round == verdict.round else ()
@@ -159,7 +181,7 @@ class Merges:
     def _before(self, merge: Merge) -> Head | None:
         """Return what the round began at; None: of this part or of that nothing is known here."""
         known = self._known.get(merge.manifest)
-        is_heard = known is not None and merge.part in known.heard
+        is_heard = known is not None and merge.part in known.parts
         return self._heads.known(Digest(known.manifest.previous)) if known is not None and is_heard else None
 
     async def _run(self, merge: Merge) -> None:

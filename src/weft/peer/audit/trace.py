@@ -346,6 +346,11 @@ class Trace:
         """Return what was announced under this name, as far as audits may ask for it."""
         return self._kept.get(work)
 
+    @property
+    def works(self) -> tuple[Signed, ...]:
+        """Return all works of which audits may ask."""
+        return tuple(told.signed for told in self._kept.values())
+
     # --- the folder ---
 
     def _keep(self, kind: str, vectors: dict[str, Tensor]) -> KeptVectors:

@@ -1,0 +1,57 @@
+"""What a peer knows of the rounds before: without a gap, and how long ago they were."""
+
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from charters import charter
+from unit.peer.snapshots import manifest
+from weft.events import Event
+from weft.ids import Digest, Round
+from weft.peer.audit.heads import Heads
+from weft.store.index import StateIndex, VectorIndex
+from weft.sync.merge.method import OUTER
+from weft.sync.records.messages import Manifest
+from weft.wire import digest_of
+
+STATE = StateIndex(vectors=(VectorIndex(name=OUTER, num=0, chunks=()),))
+
+
+def a_row(num: int) -> list[Manifest]:
+    """Return manifests of which each follows on the one before."""
+    row = [manifest(0)]
+    while len(row) < num:
+        row.append(replace(manifest(len(row)), previous=digest_of(row[-1])))
+    return row
+
+
+def noted(path: Path, *row: Manifest) -> Heads:
+    events: list[Event] = []
+    heads = Heads(path, events.append)
+    for number, each in enumerate(row):
+        heads.note(each, charter(1), STATE, float(number))
+    assert events == []
+    return heads
+
+
+def test_what_is_known_up_to_a_round_has_no_gap_and_outlives_a_process(tmp_path: Path) -> None:
+    row = a_row(6)
+    noted(tmp_path / "heads.bin", *row[:2], *row[3:])
+    heads = noted(tmp_path / "heads.bin")
+    assert [head.manifest for head in heads.until(digest_of(row[5]))] == row[3:]
+    assert [head.manifest for head in heads.until(digest_of(row[1]))] == row[:2]
+    assert heads.until(Digest("ab" * 32)) == []
+    assert heads.oldest == 3
+
+
+def test_a_process_that_has_begun_takes_no_round_of_long_ago_for_a_recent_one(tmp_path: Path) -> None:
+    """It has seen none of them itself: what the chain says is what counts."""
+    heads = noted(tmp_path / "heads.bin")
+    assert heads.is_recent(Round(95), Round(100), 8, 60.0, 0.0)
+    assert not heads.is_recent(Round(5), Round(100), 8, 60.0, 0.0)
+
+
+def test_short_rounds_are_recent_for_some_time(tmp_path: Path) -> None:
+    heads = noted(tmp_path / "heads.bin", *a_row(20))
+    assert heads.is_recent(Round(5), Round(19), 8, 60.0, 50.0)
+    assert not heads.is_recent(Round(5), Round(19), 8, 60.0, 66.0)

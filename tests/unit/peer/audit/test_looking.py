@@ -1,0 +1,84 @@
+"""One audit, step by step."""
+
+import pytest
+
+from weft.ids import Digest, PeerId
+from weft.ledger.tree import Tree
+from weft.peer.audit.looking import (
+    MOST_FALSE,
+    Came,
+    Event,
+    Looking,
+    Made,
+    Measured,
+    Missing,
+    Opened,
+    Unable,
+    Untrue,
+    is_heard,
+    is_named,
+    is_told,
+    step,
+)
+from weft.peer.audit.outcome import Found
+from weft.peer.messages import NamedState
+from weft.sync.records.work import Segment
+from weft.wire import digest
+
+MINE, OTHER = digest(b"mine"), digest(b"other")
+ME, A, B = (PeerId(name * 64) for name in "abc")
+
+
+def come_to(*events: Event) -> Looking:
+    looking = Looking()
+    for event in events:
+        looking = step(looking, event)
+    return looking
+
+
+def missing(*, is_over: bool = False, is_old: bool = False, has_vote: bool = True) -> Missing:
+    return Missing("not today", has_vote, is_over, is_old)
+
+
+@pytest.mark.parametrize(
+    ("events", "found"),
+    [
+        ((Came(), Made(MINE), Opened(MINE)), Found("equal")),
+        ((Came(), Made(MINE), Opened(OTHER), Measured(Found("equal", distance=1e-6))), Found("equal", distance=1e-6)),
+        ((Came(), Made(MINE), Opened(OTHER), Measured(Found("differs", "far"))), Found("differs", "far")),
+        ((Came(), Untrue("it began elsewhere")), Found("differs", "it began elsewhere")),
+        ((missing(), missing(is_over=True)), Found("unanswered", "not today")),
+        ((Came(), Made(MINE), missing(is_over=True)), Found("unanswered", "not today")),
+        ((Came(), missing(is_over=True, has_vote=False)), None),
+        ((Came(), Unable()), None),
+    ],
+)
+def test_an_audit_comes_to(events: tuple[Event, ...], found: Found | None) -> None:
+    assert come_to(*events) == Looking("ended", found=found)
+
+
+def test_what_does_not_come_is_asked_for_again_from_what_is_still_there() -> None:
+    assert come_to(missing()) == Looking("asking")
+    assert come_to(Came(), Made(MINE), missing()) == Looking("making"), "what it made is made anew"
+    assert come_to(Came(), Made(MINE), Opened(OTHER), missing(is_old=True)) == Looking("asking")
+
+
+def test_only_what_was_named_at_its_place_is_taken() -> None:
+    segments = (Segment(head=OTHER, round=0, holder=A, num_steps=2),)
+    states = [digest(b"%d" % number) for number in range(3)]
+    tree = Tree(bytes.fromhex(state) for state in states)
+
+    def shown(state: Digest, number: int) -> bool:
+        return is_named(tree.root(), segments, 1, 1, NamedState(state=state, path=tree.path(number)))
+
+    assert shown(states[1], 1)
+    assert not shown(states[2], 2), "another place"
+    assert not shown(MINE, 1)
+
+
+def test_a_member_looks_into_what_others_say_of_others_until_they_were_wrong_too_often() -> None:
+    assert is_heard(ME, A, B, {A: MOST_FALSE - 1})
+    assert not is_heard(ME, A, B, {A: MOST_FALSE})
+    assert not is_heard(ME, ME, B, {})
+    assert not is_heard(ME, A, ME, {})
+    assert [is_told(Found(outcome)) for outcome in ("equal", "differs", "unanswered")] == [False, True, True]

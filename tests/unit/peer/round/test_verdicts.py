@@ -1,0 +1,122 @@
+"""What members have found of each other's work: how long it counts, and that it outlives a process."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from unit.peer.round.test_acts_pending import BASE, IDENTITIES, FakeNode
+from weft.errors import DiskFull
+from weft.events import Event, Notice
+from weft.ids import PeerId, Round
+from weft.keys import Identity
+from weft.peer.round.acts import PendingActs, letters_file, lies_file
+from weft.peer.round.verdicts import MAX_VERDICTS, kept, still, warrants
+from weft.store import home
+from weft.sync.governance import Void
+from weft.sync.records.acts import Finding, Outcome
+from weft.sync.records.charter import AuditTerms, Struck, Unanswered
+from weft.sync.records.messages import Base
+from weft.wire import Signed, digest, seal
+
+AUDITED = replace(BASE, charter=replace(BASE.charter, audits=AuditTerms(rate=0.1, trace_every=1)))
+ACCUSED, OTHERS = IDENTITIES[0], IDENTITIES[1:]
+WORK = digest(b"work")
+
+
+def found(by: Identity, outcome: Outcome = "differs", round: int = 4, work: str = WORK) -> Signed:
+    verdict = Finding(run=BASE.run, peer=ACCUSED.peer, round=Round(round), work=work, before=0, outcome=outcome)
+    return seal(by, verdict)
+
+
+def cast(*letters: Signed, base: Base = AUDITED) -> Any:
+    all_of_them: Any = {}
+    for letter in letters:
+        all_of_them = kept(all_of_them, base, letter)
+    return all_of_them
+
+
+def signers(all_of_them: Any, base: Base = AUDITED) -> list[list[PeerId]]:
+    return [[letter.signer for letter in each.letters] for each in warrants(all_of_them, base)]
+
+
+def test_more_than_half_of_who_votes_now_is_a_warrant() -> None:
+    two, three = cast(*map(found, OTHERS[:2])), cast(*map(found, OTHERS))
+    assert signers(two) == []
+    assert signers(three) == [[each.peer for each in OTHERS]]
+    without_one = replace(AUDITED, electorate=tuple(each.peer for each in IDENTITIES[:3]))
+    assert signers(three, without_one) == [[each.peer for each in OTHERS[:2]]], "who has left is not counted"
+    assert kept(three, AUDITED, found(OTHERS[0])) is three
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"charter": replace(AUDITED.charter, struck=(Struck(peer=ACCUSED.peer, round=Round(4)),))},
+        {"electorate": tuple(each.peer for each in OTHERS)},
+        {"round": Round(4)},
+    ],
+)
+def test_what_is_dealt_with_or_of_a_round_to_come_is_not_kept(change: dict[str, Any]) -> None:
+    base = replace(AUDITED, **change)
+    with pytest.raises(Void):
+        cast(found(OTHERS[0]), base=base)
+    assert still(cast(found(OTHERS[0])), base) == {}
+
+
+def test_a_round_that_was_counted_as_unanswered_is_not_judged_again() -> None:
+    counted = Unanswered(peer=ACCUSED.peer, rounds=(Round(4),))
+    base = replace(AUDITED, charter=replace(AUDITED.charter, unanswered=(counted,)))
+    both = cast(found(OTHERS[0], "unanswered"), found(OTHERS[0]))
+    assert [judged.outcome for judged in still(both, base)] == ["differs"]
+
+
+def test_one_member_has_no_more_than_so_many_verdicts() -> None:
+    full = cast(*(found(OTHERS[0], work=digest(b"%d" % number)) for number in range(MAX_VERDICTS)))
+    with pytest.raises(Void, match="wait already"):
+        kept(full, AUDITED, found(OTHERS[0]))
+
+
+def pending(folder: Path, base: Base, events: list[Event]) -> PendingActs:
+    """Return the acts of a process whose files lie there."""
+    chain: Any = SimpleNamespace(base=base, charter=base.charter)
+    node: Any = FakeNode()
+    letters, lies = letters_file(folder / "awaiting.bin"), lies_file(folder / "lies.bin")
+    return PendingActs(node, chain, events.append, letters, lies, lambda: None)
+
+
+def test_what_was_heard_and_found_outlives_a_process(tmp_path: Path) -> None:
+    first = pending(tmp_path, AUDITED, [])
+    assert [first.take(found(each)) for each in OTHERS] == [None] * 3
+    (wanted,) = first.warrants()
+    second = pending(tmp_path, AUDITED, [])
+    assert second.warrants() == ()
+    second.recall()
+    assert second.warrants() == (wanted,)
+    later = replace(AUDITED, electorate=tuple(each.peer for each in OTHERS))
+    third = pending(tmp_path, later, [])
+    third.recall()
+    assert third.findings() == [], "it was dealt with meanwhile"
+
+
+def test_what_a_round_has_dealt_with_is_gone_from_the_disk(tmp_path: Path) -> None:
+    acts = pending(tmp_path, AUDITED, [])
+    acts.take(found(OTHERS[0]))
+    acts._chain.base = replace(AUDITED, electorate=tuple(each.peer for each in OTHERS))  # type: ignore[misc]
+    manifest: Any = SimpleNamespace(acts=())
+    acts.follow(manifest)
+    assert letters_file(tmp_path / "awaiting.bin").read().letters == ()
+
+
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise DiskFull("no room")
+
+    events: list[Event] = []
+    acts = pending(tmp_path, AUDITED, events)
+    monkeypatch.setattr(home, "write_atomically", full)
+    assert acts.take(found(OTHERS[0])) is None
+    assert [type(event) for event in events] == [Notice]
+    assert len(acts.findings()) == 1
