@@ -17,7 +17,8 @@ from weft.errors import PeerError, Removed
 from weft.events import MergeAudited, WorkStays, WorkTakenOut
 from weft.ids import Digest, PeerId, Round
 from weft.peer.audit.counters import LOST, Counters
-from weft.peer.audit.kept import Kept
+from weft.peer.audit.kept import KEPT_ROUNDS, Kept
+from weft.peer.chain import FIRST, Chain
 from weft.peer.round.payloads import Payloads
 from weft.peer.state.carry import Carry
 from weft.peer.state.replica import Replica
@@ -109,6 +110,10 @@ def apart(one: Tensor, other: Tensor) -> float:
     return float((one - other).double().norm() / other.double().norm())
 
 
+def test_payloads_are_kept_for_as_long_as_false_works_may_be_taken_out() -> None:
+    assert KEPT_ROUNDS >= WITHIN
+
+
 def test_what_a_false_work_has_moved_is_taken_out_again(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, make_clean: MakeClean
 ) -> None:
@@ -188,6 +193,21 @@ def test_a_false_work_stays_where_nobody_has_kept_what_it_takes(
 
 def of_round(swarm: Swarm, round: Round) -> tuple[Counted, ...]:
     return next((each.contributions for each in swarm.chains.values() if each.round == round), ())
+
+
+def test_results_that_have_left_the_memory_of_all_are_kept_on_some_disk(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, make_clean: MakeClean
+) -> None:
+    """Of a large model members have the results of two rounds in memory."""
+    clean = make_clean(PLAIN)
+    played, result = Played(make_swarm, monkeypatch, PLAIN, TIMES), Chain.result
+
+    def recent(chain: Chain, digest: Digest, since: Round = FIRST) -> Any:
+        return result(chain, digest, Round(max(since, chain.head.round)))
+
+    monkeypatch.setattr(Chain, "result", recent)
+    (out,) = played.play().countered_in
+    assert apart(played.models[out], clean.models[out]) < 1e-6
 
 
 @pytest.mark.full

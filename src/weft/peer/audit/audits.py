@@ -142,6 +142,8 @@ class Audits:
         assert self._taken is not None, "it has come to its rounds"
         self._worker.sweep()
         self._taken.kept.sweep(manifest)
+        if manifest.has_result and (results := self._taken.kept.beside(manifest)):
+            self._tasks.spawn(self._taken.kept.keep(results))
         self._taken.merges.sweep(manifest)
         self._taken.counters.follow(manifest)
         self._decided(manifest)

@@ -1,4 +1,4 @@
-"""What others may need of rounds gone by: parts of payloads on disk, and which parts each payload has.
+"""What others may need of rounds gone by: parts of payloads and results on disk, and which parts each payload has.
 
     traces/parts/    files by their digests, for as long as auditors may ask
 
@@ -19,13 +19,11 @@ from weft.ids import Digest, PeerId, Round
 from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S
 from weft.peer.context import Context
 from weft.peer.round.driver import RoundDriver
-from weft.sync.records.counters import WITHIN
 from weft.sync.records.messages import Collect, Manifest, counted, list_of
 from weft.wire import Buffer, digest
 
 # Both over: others ask again once one has asked in vain, and until `2 * ANSWER_ROUNDS` after the round.
 KEPT_ROUNDS, KEPT_S = 4 * ANSWER_ROUNDS, 4 * ANSWER_S
-assert KEPT_ROUNDS >= WITHIN
 
 
 @dataclass
@@ -52,8 +50,18 @@ class Kept:
     def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
         return self.part(wanted) or self.listed(wanted)
 
+    def beside(self, manifest: Manifest) -> dict[Digest, Buffer]:
+        """Return the results of parts that this peer is to keep, beside those who merged them: of each before its own.
+
+        In memory they are kept for some rounds only, and whoever merged one may hold it back.
+        """
+        me, num = self._context.node.peer, len(manifest.parts)
+        before = (manifest.parts[number - 1] for number in range(num) if manifest.parts[number].owner == me)
+        results = {Digest(part.result) for part in before if part.owner != me}
+        return {each: data for each in sorted(results) if (data := self._rounds.chain.result(each)) is not None}
+
     async def keep(self, parts: Mapping[Digest, Buffer]) -> None:
-        """Write down parts of payloads.
+        """Write down parts of payloads, or of results.
 
         Raises:
             DiskFull, DataError: they cannot be written.
