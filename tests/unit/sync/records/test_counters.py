@@ -2,6 +2,8 @@
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -133,3 +135,48 @@ def test_a_branch_that_has_taken_out_what_others_have_too_brings_nothing() -> No
 def test_runs_without_false_works_have_the_bytes_that_they_had() -> None:
     fields = msgspec.to_builtins(START.charter)
     assert "false_works" not in fields
+
+
+@given(
+    at=st.integers(2, 12),
+    found=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 12)), max_size=6),
+    said=st.lists(st.tuples(st.integers(0, 3), st.sets(st.sampled_from(LIARS[:3]))), max_size=24),
+)
+def test_what_is_in_the_model_was_taken_out_of_it_once_at_most(
+    at: int, found: list[tuple[int, int]], said: list[tuple[int, set[PeerId]]]
+) -> None:
+    """Two branches part, find false works, and take them out in any order; then what one has done is brought to the
+    other.
+
+    Args:
+        at: the first round that they do not share.
+        found: liars, and the rounds that have counted their works: by both branches, as far as both have these rounds.
+        said: what rounds say, one after the other, on one branch or the other, that they take out.
+    """
+    fork = Fork(
+        branch=START.branch, round=Round(at), manifest=digest(b"common"), members=(), committed_tokens=Tokens(0)
+    )
+    own, other = START.branch, BranchId(digest(b"other"))
+    charters = {own: replace(START.charter, settings=METHOD)}
+    charters[other] = replace(charters[own], forks=(fork,))
+    for liar, round in found:
+        for branch in charters if round < at else (own,):
+            charters[branch] = with_false(charters[branch], LIARS[liar], Round(round), weighed())
+        if round >= at:  # a verdict on what one branch has counted may come to the other
+            charters[other] = with_false(charters[other], LIARS[liar], Round(round), weighed())
+    taken, head = [], dict.fromkeys(charters, max(at, 13))
+    for turn, peers in said:
+        branch = other if turn % 2 else own
+        base = replace(base_of(charters[branch], head[branch]), branch=branch)
+        try:
+            after = enacted(base, (), (), countered=tuple(sorted(peers))).charter if peers else base.charter
+        except Void:
+            continue
+        charters[branch], head[branch] = after, head[branch] + 1
+        taken += [(branch, peer, of(base.charter, peer)) for peer in peers]
+    common = [(branch, peer, work.round) for branch, peer, work in taken if work is not None and work.round < at]
+    foreign = [work for branch, _, work in taken if work is not None and work.round >= at and branch == other]
+    assert len(set(common)) == len(common)
+    assert not foreign, "what it has not counted"
+    if not is_mixed(charters[other], fork):  # it is brought to the first
+        assert not [each for each in common if each[0] == other]
