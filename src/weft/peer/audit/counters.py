@@ -152,7 +152,11 @@ class Counters:
         try:
             listed = {each: parts_in(data) for each, data in lists.items()}
             return pieces(peer, false.weighed, manifest, listed, choices, num, here)
-        except (IndexError, KeyError, ValueError) as error:  # what most judges have signed does not fit together
+        except (
+            ArithmeticError,
+            LookupError,
+            ValueError,
+        ) as error:  # what most judges have signed does not fit together
             raise PeerError(f"what was counted of {short(peer)} cannot be taken out: {error}") from None
 
     async def _manifest(self, name: Digest) -> Manifest:
