@@ -620,6 +620,23 @@ class MergeDoubted(Event, frozen=True, kw_only=True):
     why: str
 
 
+class WorkTakenOut(Event, frozen=True, kw_only=True):
+    """A round has taken out of the model again what a round before had counted of a work that was found false."""
+
+    round: Round
+    member: PeerId  # who was struck out for it
+    counted_in: Round
+
+
+class WorkStays(Event, frozen=True, kw_only=True):
+    """What a round had counted of a work that was found false stays in the model."""
+
+    round: Round
+    member: PeerId  # who was struck out for it
+    counted_in: Round
+    why: str
+
+
 class JoinTooSlow(Event, frozen=True, kw_only=True):
     """A newcomer's line is no faster than the run: at this pace it never catches up. Told again once it was in."""
 

@@ -57,8 +57,9 @@ from weft.sync.governance import enact
 from weft.sync.merge.reduce import Coding, Merger, cut
 from weft.sync.method.choices import Choices, SgdConfig
 from weft.sync.method.schedule import ConstantConfig
-from weft.sync.records.acts import Act, Amend, Ballot, Warrant
+from weft.sync.records.acts import Act, Amend, Ballot, Finding, Warrant
 from weft.sync.records.charter import Charter, Settings
+from weft.sync.records.counters import with_false, with_taken_out
 from weft.sync.records.messages import (
     Accept,
     Certificate,
@@ -77,7 +78,7 @@ from weft.sync.records.messages import (
 from weft.sync.records.work import Segment, Work
 from weft.sync.round.groups import Offer, record_of
 from weft.sync.round.rules import Durable, leader
-from weft.sync.round.shares import claim_of
+from weft.sync.round.shares import claim_of, weighed
 from weft.texts.chain import chain_of, joined, key_of
 from weft.texts.messages import OpenSequence, RowsOfText, TextRows, TokenDrawn, drawn_how, id_of
 from weft.texts.receipts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, rows_digest, weights_digest
@@ -495,6 +496,24 @@ def ballot() -> Vector:
     return {"body": signed.body.hex(), "signature of A": signed.signature.hex()}
 
 
+def false_work() -> Vector:
+    base, second = next_base(opening_manifest(), first_charter()), second_manifest()
+    found = weighed(base, second, opening_manifest().leases, B.peer)
+    assert found is not None
+    verdict = Finding(
+        run=RUN, peer=B.peer, round=second.round, work=wire.digest(b"work"), before=0, outcome="differs", weighed=found
+    )
+    charter = with_false(first_charter(), B.peer, second.round, found)
+    after = with_taken_out(msgspec.structs.replace(base, round=Round(3), charter=charter), charter, (B.peer,))
+    assert after is not None
+    return {
+        "body": wire.seal(A, verdict).body.hex(),
+        "signature of A": wire.seal(A, verdict).signature.hex(),
+        "false_works": msgspec.json.encode(charter.false_works, order="sorted").decode(),
+        "digest of the charter after round 3 has taken it out": wire.digest_of(after),
+    }
+
+
 def contradiction() -> Vector:
     base = next_base(opening_manifest(), first_charter())
     denied = RoundNote(branch=BranchId(RUN), round=base.round, message=Promise(attempt=Attempt(1), accepted=None))
@@ -638,6 +657,7 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "charter": charter,
     "act": act,
     "ballot": ballot,
+    "false-work": false_work,
     "contradiction": contradiction,
     "round-note": round_note,
     "certificate": certificate,

@@ -18,6 +18,7 @@ from weft.codec.config import Int8Config
 from weft.errors import ConfigError, Removed
 from weft.events import ActEnacted, MergeAudited, MergeDoubted, WorkAudited, WorkDoubted
 from weft.ids import Digest, PeerId, Round
+from weft.peer.audit.kept import Kept
 from weft.peer.audit.merges import Merge, Merges
 from weft.peer.audit.outcome import Found
 from weft.peer.audit.trace import Trace
@@ -310,12 +311,13 @@ def test_an_owner_that_merges_something_else_is_struck_out(
     assert doubts(swarm, but="d") == []
 
 
-Shows = Callable[[Merges, PeerId, Digest], bool]
+Shows = Callable[[Merges | Kept, PeerId, Digest], bool]
 
 
 def only_shown(monkeypatch: pytest.MonkeyPatch, shows: Shows) -> None:
     """Once a round is decided, let only those show what was brought to it of whom `shows` says so."""
     decided, lookup, brought, over = Merges._decided, Merges._lookup, Payloads._lookup, set[Digest]()
+    on_disk, mine = Kept._lookup, Kept.part
 
     def note(merges: Merges, certificate: Certificate) -> None:
         decided(merges, certificate)
@@ -325,16 +327,24 @@ def only_shown(monkeypatch: pytest.MonkeyPatch, shows: Shows) -> None:
     def shown(merges: Merges, peer: PeerId, wanted: Digest) -> Buffer | None:
         return lookup(merges, peer, wanted) if shows(merges, peer, wanted) else None
 
+    def shown_of_disk(kept: Kept, peer: PeerId, wanted: Digest) -> Buffer | None:
+        return on_disk(kept, peer, wanted) if shows(kept, peer, wanted) else None
+
+    def own(kept: Kept, wanted: Digest) -> Buffer | None:
+        return mine(kept, wanted) if shows(kept, kept._context.node.peer, wanted) else None
+
     def of_the_round(payloads: Payloads, peer: PeerId, wanted: Digest) -> Buffer | None:
         return None if wanted in over else brought(payloads, peer, wanted)
 
     monkeypatch.setattr(Merges, "_decided", note)
     monkeypatch.setattr(Merges, "_lookup", shown)
+    monkeypatch.setattr(Kept, "_lookup", shown_of_disk)
+    monkeypatch.setattr(Kept, "part", own)
     monkeypatch.setattr(Payloads, "_lookup", of_the_round)
 
 
-def is_of(merges: Merges, swarm: Swarm, name: str) -> bool:
-    return merges._context.node.peer == swarm.member(name).id
+def is_of(part: Merges | Kept, swarm: Swarm, name: str) -> bool:
+    return part._context.node.peer == swarm.member(name).id
 
 
 def test_an_owner_that_shows_nobody_what_it_has_merged_is_removed_with_the_third_round(
@@ -342,7 +352,7 @@ def test_an_owner_that_shows_nobody_what_it_has_merged_is_removed_with_the_third
 ) -> None:
     """What it brings to its own part nobody else has."""
     swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
-    only_shown(monkeypatch, lambda merges, _peer, _wanted: not is_of(merges, swarm, "d"))
+    only_shown(monkeypatch, lambda part, _peer, _wanted: not is_of(part, swarm, "d"))
     play(swarm, "it did not show auditors")
     enacted = swarm.member("a").life.seen(ActEnacted)
     assert [(event.kind, event.subject) for event in enacted] == 3 * [("no answer", swarm.member("d").id)]
@@ -355,7 +365,7 @@ def test_an_owner_that_was_killed_shows_what_it_had_merged(
 ) -> None:
     swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=14, num_peers=3, learns=True)
     alone = [False]
-    only_shown(monkeypatch, lambda merges, _peer, _wanted: not alone[0] or is_of(merges, swarm, "c"))
+    only_shown(monkeypatch, lambda part, _peer, _wanted: not alone[0] or is_of(part, swarm, "c"))
 
     async def scenario() -> None:
         a, _, c = members = await swarm.start("abc")
@@ -387,11 +397,11 @@ def test_who_has_found_a_fault_shows_the_others_what_it_fetched(
     async def wrong(merger: RoundMerger, *given: Any) -> Digest | None:
         return None if merger is swarm.member("b").life.peer.rounds.merger else await again(merger, *given)
 
-    def shows(merges: Merges, peer: PeerId, wanted: Digest) -> bool:
+    def shows(part: Merges | Kept, _peer: PeerId, wanted: Digest) -> bool:
         accused = {
-            part for _, shown in swarm.member("b").life.peer._audits._taken.merges._shown.values() for part in shown
+            each for _, shown in swarm.member("b").life.peer._audits._taken.merges._shown.values() for each in shown
         }
-        return wanted not in accused or is_of(merges, swarm, "b")
+        return wanted not in accused or is_of(part, swarm, "b")
 
     only_shown(monkeypatch, shows)
     monkeypatch.setattr(RoundMerger, "again", wrong)
@@ -548,7 +558,7 @@ def test_members_that_were_killed_merge_again_the_parts_that_they_were_drawn_for
         return reply(merger, work, mean.mul(-1) if lies else mean)
 
     monkeypatch.setattr(RoundMerger, "_reply", lie)
-    only_shown(monkeypatch, lambda merges, peer, _wanted: not is_false[0] or merges._context.node.peer == peer)
+    only_shown(monkeypatch, lambda part, peer, _wanted: not is_false[0] or part._context.node.peer == peer)
 
     def begin(now: bool) -> None:
         is_false[0] = now

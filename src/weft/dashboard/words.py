@@ -494,6 +494,12 @@ _ROWS: dict[type[Event], _Row] = {
             "broken memory or processor gives other numbers, a slow line or a machine that was asleep no answer.",
         ),
     ),
+    events.WorkTakenOut: _Row(
+        NOTE, "what round {counted_in} had counted of false work of {member:peer} is taken out of the model again"
+    ),
+    events.WorkStays: _Row(
+        WARNING, "what round {counted_in} has counted of false work of {member:peer} stays in the model: {why}"
+    ),
     events.WorkDoubted: _Row(
         WARNING,
         _work_doubted,

@@ -33,19 +33,20 @@ what it was given. Signatures are checked elsewhere.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar, assert_never
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from weft.codec.config import ExtensionCodecConfig
 from weft.errors import ConfigError, WireError
 from weft.ids import Attempt, Digest, PeerId, Round, Tokens, short
 from weft.keys import verify
-from weft.sync.records import acts, messages
+from weft.sync.records import acts, counters, messages
 from weft.sync.records.ancestry import Fork, History, Stretch, fork_point, with_fork, with_taken
 from weft.sync.records.charter import (
     MAX_BANNED,
@@ -374,8 +375,18 @@ def _judge(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
     if not is_majority(len(voters), len(body.electorate)):
         raise Void(f"{len(voters)} of {len(body.electorate)} members are not a majority")
     if outcomes == {"differs"}:
-        return _banned_as_liar(before, body, PeerId(first.peer), first.round)
+        return _with_false(_banned_as_liar(before, body, PeerId(first.peer), first.round), body, verdicts)
     return _unanswered(before, body, PeerId(first.peer), first.round)
+
+
+def _with_false(struck: Enacted, body: Body, verdicts: Sequence[acts.Finding]) -> Enacted:
+    """Note what is to be taken out again, where more than half of the electorate say alike what was counted."""
+    first = verdicts[0]
+    for weighed, num in Counter(each.weighed for each in verdicts).items():
+        if weighed is not UNSET and is_majority(num, len(body.electorate)):
+            charter = counters.with_false(struck.charter, PeerId(first.peer), first.round, weighed)
+            return replaced(struck, charter=charter)
+    return struck
 
 
 def is_majority(num_voters: int, num_electors: int) -> bool:
@@ -541,17 +552,26 @@ def enacted(
     acts: tuple[acts.Warrant, ...],
     contributions: Sequence[messages.Brought],
     tuned: Tuned | None = None,
+    countered: tuple[PeerId, ...] | UnsetType = UNSET,
 ) -> Enacted:
-    """Return what a round comes to: its acts, how it tunes the method, and the legacies that it takes in.
+    """Return what a round comes to: its acts, how it tunes the method, the legacies that it takes in, and what it takes
+    out again.
+
+    Args:
+        countered: whose false works are taken out.
 
     Raises:
-        Void: an act has no effect where it stands, or the method may not be tuned so.
+        Void: an act has no effect where it stands, the method may not be tuned so, or a work may not be taken out.
     """
     done = enact(base.charter, base.body, acts)
     if tuned is not None:
         if acts or not is_allowed(done.charter, base.round, tuned):
             raise Void("the method cannot be tuned this way, or not yet")
         done = replaced(done, charter=tuned_charter(done.charter, base.round, tuned))
+    if countered is not UNSET:
+        if (without := counters.with_taken_out(base, done.charter, countered)) is None:
+            raise Void("no such false work can be taken out in this round")
+        done = replaced(done, charter=without)
     brought = [each for each in contributions if each.legacy is not None]
     if not brought:
         return done
@@ -581,7 +601,7 @@ def charter_after(base: messages.Base, manifest: messages.Manifest) -> Charter:
     """Return what holds after a manifest that follows on `base`, or opens a branch there."""
     if manifest.branch != base.branch:
         return forked(base)
-    return enacted(base, manifest.acts, manifest.contributions, manifest.tuned).charter
+    return enacted(base, manifest.acts, manifest.contributions, manifest.tuned, manifest.counters).charter
 
 
 def legacy_tokens(base: messages.Base, ready: messages.Ready) -> Tokens:

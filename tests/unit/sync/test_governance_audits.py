@@ -3,20 +3,20 @@
 import dataclasses
 
 import pytest
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from charters import charter
 from unit.sync.test_governance import BODY, MEMBERS, NAMES, RUN
-from weft.ids import PeerId, Round
+from weft.ids import BranchId, PeerId, Round
 from weft.keys import Identity
 from weft.sync.governance import accused, enact, objection
-from weft.sync.records.acts import Finding, Outcome, Warrant
-from weft.sync.records.charter import UNANSWERED_FOR, AuditTerms, Body, Charter, Unanswered
-from weft.wire import digest, seal
+from weft.sync.records.acts import Finding, Outcome, Warrant, Weighed
+from weft.sync.records.charter import UNANSWERED_FOR, AuditTerms, Body, Charter, FalseWork, Unanswered
+from weft.wire import digest, digest_of, seal
 
 AUDITED = replace(charter(4), audits=AuditTerms(rate=0.1, trace_every=1))
-WORK = digest(b"work")
+WORK, BRANCH = digest(b"work"), BranchId(digest(b"branch"))
 ACCUSED = NAMES[0]
 OTHERS = MEMBERS[1:]
 
@@ -108,3 +108,28 @@ def test_who_was_shown_other_steps_adds_to_those_that_were_shown_nothing() -> No
     assert done.charter.unanswered == (Unanswered(peer=ACCUSED, rounds=(Round(6),)),)
     assert accused(mixed) is None
     assert accused(found(OTHERS[:3])) == ACCUSED
+
+
+WEIGHED = Weighed(
+    branch=BRANCH, manifest=digest(b"counts it"), weights=(3, 5), late=2, method=digest_of(AUDITED.settings.method)
+)
+
+
+def weighed(*said: Weighed | UnsetType) -> Warrant:
+    cast = [seal(who, replace(finding(who), weighed=each)) for who, each in zip(OTHERS[: len(said)], said, strict=True)]
+    return Warrant(letters=tuple(sorted(cast, key=lambda letter: letter.signer)))
+
+
+def test_what_more_than_half_say_alike_was_counted_of_it_is_to_be_taken_out_again() -> None:
+    other = replace(WEIGHED, late=3)
+    for said in ((WEIGHED,) * 3, (WEIGHED, other, WEIGHED, WEIGHED)):
+        done = enact(AUDITED, BODY, (weighed(*said),))
+        assert done.struck == ACCUSED
+        assert done.charter.false_works == (FalseWork(peer=ACCUSED, round=Round(6), weighed=WEIGHED),)
+
+
+def test_a_key_is_struck_out_also_where_nothing_can_be_taken_out() -> None:
+    other = replace(WEIGHED, late=3)
+    for said in ((UNSET,) * 3, (WEIGHED, other, WEIGHED), (WEIGHED, WEIGHED, UNSET)):
+        done = enact(AUDITED, BODY, (weighed(*said),))
+        assert (done.struck, done.charter.false_works) == (ACCUSED, UNSET)

@@ -18,7 +18,9 @@ from weft.events import Emit, MergeAudited, MergeDoubted, WorkAudited, WorkDoubt
 from weft.ids import Digest, PeerId, Round
 from weft.net.messages import MAX_REASON_CHARS
 from weft.peer.audit.auditor import Audit, Auditor
+from weft.peer.audit.counters import Counters
 from weft.peer.audit.heads import Heads
+from weft.peer.audit.kept import Kept
 from weft.peer.audit.looking import is_heard, is_told
 from weft.peer.audit.merges import Merge, Merges
 from weft.peer.audit.outcome import ANSWER_ROUNDS, Found
@@ -47,7 +49,9 @@ class _Taken:
 
     rounds: RoundDriver
     auditor: Auditor
+    kept: Kept
     merges: Merges
+    counters: Counters
 
 
 class Audits:
@@ -75,10 +79,14 @@ class Audits:
     def begin(self, rounds: RoundDriver) -> None:
         """Take part in these rounds' audits."""
         context, replica, heads, tasks = self._context, self._replica, self.heads, self._tasks
+        kept = Kept(context, rounds)
+        counters = Counters(context, replica, rounds, heads, kept)
         self._taken = _Taken(
             rounds,
             Auditor(context, self._trainer, replica, rounds, heads, tasks, self._work_found),
-            Merges(context, replica, rounds, heads, tasks, self._merge_found),
+            kept,
+            Merges(context, replica, rounds, heads, kept, counters, tasks, self._merge_found),
+            counters,
         )
         for work in self.trace.works:  # others may have been started again, too
             rounds.works.keep(work)
@@ -118,7 +126,7 @@ class Audits:
             name = payload_of(part.digest for part in payload)
             work = await compute.train(lambda: self.trace.work(head, name))
         if self._taken is not None and work is not None:
-            await self._taken.merges.keep({part.digest: part.encoded for part in payload})
+            await self._taken.kept.keep({part.digest: part.encoded for part in payload})
         return payload, work
 
     async def settle(self, manifest: Manifest, counted: Counted | None, settle: Callable[[], None]) -> None:
@@ -133,7 +141,11 @@ class Audits:
         """Draw what this peer audits of a round whose outer step is made."""
         assert self._taken is not None, "it has come to its rounds"
         self._worker.sweep()
+        self._taken.kept.sweep(manifest)
+        if manifest.has_result and (results := self._taken.kept.beside(manifest)):
+            self._tasks.spawn(self._taken.kept.keep(results))
         self._taken.merges.sweep(manifest)
+        self._taken.counters.follow(manifest)
         self._decided(manifest)
         self._draw(manifest)
         self._hear_again()
@@ -202,6 +214,7 @@ class Audits:
             return
         if found.outcome == "unanswered":
             self.suspicion.unanswered(peer, round)
+        assert self._taken is not None
         verdict = Finding(
             run=self._replica.run.run,
             peer=peer,
@@ -210,6 +223,6 @@ class Audits:
             before=before,
             outcome=found.outcome,
             why=found.why[:MAX_REASON_CHARS],
+            weighed=self._taken.counters.weighed(peer, round, work) if found.outcome == "differs" else UNSET,
         )
-        assert self._taken is not None
         self._taken.rounds.acts.take(seal(self._context.identity, verdict))

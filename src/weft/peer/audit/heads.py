@@ -73,6 +73,13 @@ class Heads:
     def known(self, manifest: Digest) -> Head | None:
         return self._kept.get(manifest)
 
+    def at(self, head: Manifest, round: Round) -> Head | None:
+        """Return the state after a round, of those that `head` stands on; None: it is not known here."""
+        found = self._kept.get(digest_of(head))
+        while head.round > round and (found := self._kept.get(Digest(head.previous))) is not None:
+            head = found.manifest
+        return found if head.round == round else None
+
     def counted_in(self, work: Digest) -> Round | None:
         """Return in which round a work was counted; None: in none that is known here."""
         return self._counted.get(work)

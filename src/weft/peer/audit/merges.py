@@ -5,17 +5,16 @@
     decided    each peer notes the parts whose owners it has heard to say the very result that the manifest names, of
                the very plan: a leader can put any result beside anybody's name
     drawn      by the ticket's signature, and the result's digest
-    fetched    what each contribution has of the part, from who brought it, the owner, or who has found a fault
+    fetched    what each contribution has of the part, and what false works have of it that are taken out, from who
+               brought it, the owner, or who has found a fault
     found      equal | differs | unanswered
 
-    traces/parts/    files by their digests, for as long as auditors may ask
     traces/heard/    what the owners of a round's parts have said, by the digest of its manifest
 
 Failure:
 - a contribution can be had from nobody: the owner, who says that it has merged it, has not answered.
 - this peer has not heard the owner or the plan: it says nothing.
-- the disk does not take a part: this peer could not answer. `DataError` or `DiskFull` ends it.
-- a file is gone, or damaged: it is not shown.
+- what was heard is gone, or damaged: likewise.
 """
 
 import asyncio
@@ -23,26 +22,28 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from weft.codec.codec import size_of
+from weft.codec.codec import Codec, size_of
 from weft.data.store import write_atomically
 from weft.errors import DataError, DiskFull, NetError, PeerError, Refused, WireError
 from weft.events import Notice
 from weft.ids import Digest, PeerId, Round, short
+from weft.peer.audit.counters import Counters
 from weft.peer.audit.heads import Head, Heads
+from weft.peer.audit.kept import KEPT_ROUNDS, Kept, is_plan_of
 from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Found, Patience
 from weft.peer.context import Context
 from weft.peer.round.driver import RoundDriver
 from weft.peer.state.replica import Replica
 from weft.sync.merge import reduce
+from weft.sync.merge.counter import Piece
+from weft.sync.merge.counter import wanted as wanted_of
 from weft.sync.records.acts import Finding
-from weft.sync.records.messages import Base, Certificate, Collect, Contribution, Manifest, counted, next_base
+from weft.sync.records.messages import Base, Certificate, Collect, Manifest, next_base
 from weft.tasks import Tasks
 from weft.verify.draw import drawn
-from weft.wire import Buffer, Record, Signed, decode, digest, digest_of, encode
+from weft.wire import Buffer, Record, Signed, decode, digest_of, encode
 
 MAX_HEARD_NBYTES = 4 << 20  # of a round: with 32 members a plan has 70 kB, a manifest less
-# Both over: others ask again once one has asked in vain, and until `2 * ANSWER_ROUNDS` after the round.
-KEPT_ROUNDS, KEPT_S = 4 * ANSWER_ROUNDS, 4 * ANSWER_S
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,6 @@ class Heard(Record, frozen=True, kw_only=True):
     parts: tuple[int, ...]  # whose owners have said of this plan what the manifest names
 
 
-@dataclass
-class _Kept:
-    """Since when a file is of use."""
-
-    round: Round
-    at: float
-
-
 class Merges:
     """Of one peer.
 
@@ -86,6 +79,8 @@ class Merges:
         replica: Replica,
         rounds: RoundDriver,
         heads: Heads,
+        kept: Kept,
+        counters: Counters,
         tasks: Tasks,
         on_found: Callable[[Merge, Found], None],
     ) -> None:
@@ -93,63 +88,26 @@ class Merges:
         self._replica = replica
         self._rounds = rounds
         self._heads = heads
+        self._kept = kept
+        self._counters = counters
         self._tasks = tasks
         self._on_found = on_found
-        self._folder = context.folder.traces / "parts"
         self._heard = context.folder.traces / "heard"
-        now, round = context.clock.now(), rounds.chain.head.round
-        self._kept = {Digest(path.name): _Kept(round, now) for path in self._folder.glob("*")}
         self._known = self._recalled()  # by manifest, oldest first
+        for each in self._known.values():
+            kept.note(each.manifest.round, each.plan)
         self._shown = dict[Digest, tuple[Round, Mapping[Digest, Buffer]]]()  # by the result that has a fault
         self._begun = dict[tuple[Digest, int], Round]()
         self._one_at_a_time = asyncio.Lock()  # each holds as much as a payload
         rounds.on_decided(self._decided)
-        rounds.merger.on_brought(self.keep)
         context.node.serve_blobs(self._lookup, is_patient=True)
 
-    # --- what others may need ---
-
-    async def keep(self, parts: Mapping[Digest, Buffer]) -> None:
-        """Write down parts of payloads.
-
-        Raises:
-            DiskFull, DataError: they cannot be written.
-        """
-        round = Round(self._rounds.chain.head.round + 1)
-        if not self._is_audited(round):
-            return
-        new = {name: data for name, data in parts.items() if name not in self._kept}
-        await self._context.compute.serve(lambda: self._write(new))
-        self._kept.update(dict.fromkeys(parts, _Kept(round, self._context.clock.now())))
-
-    def _is_audited(self, round: Round) -> bool:
-        """Return whether somebody may merge a round again; where all do, they do so before they vote."""
-        charter = self._rounds.chain.charter_in(round)
-        return bool(charter.audits) and not charter.settings.method.is_merged_by_all
-
-    def _write(self, parts: Mapping[Digest, Buffer]) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        for name, data in parts.items():
-            write_atomically(self._folder / name, [data], is_synced=False)
-
     def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
-        for _, shown in self._shown.values():
-            if wanted in shown:
-                return shown[wanted]
-        if wanted in self._kept:
-            with suppress(OSError):
-                data = (self._folder / wanted).read_bytes()
-                return data if digest(data) == wanted else None
-        return None
+        return next((shown[wanted] for _, shown in self._shown.values() if wanted in shown), None)
 
     def sweep(self, manifest: Manifest) -> None:
-        """Let go of what nobody can ask for any more, after a round."""
-        now, oldest = self._context.clock.now(), manifest.round - KEPT_ROUNDS
-        for name, kept in list(self._kept.items()):
-            if kept.round < oldest and now - kept.at > KEPT_S:
-                with suppress(OSError):
-                    (self._folder / name).unlink(missing_ok=True)
-                del self._kept[name]
+        """Forget what nobody can ask for any more, after a round."""
+        oldest = manifest.round - KEPT_ROUNDS
         for name in [name for name, each in self._known.items() if each.manifest.round < oldest]:
             with suppress(OSError):
                 (self._heard / name).unlink(missing_ok=True)
@@ -161,11 +119,9 @@ class Merges:
 
     def _decided(self, certificate: Certificate) -> None:
         manifest, (plan, results) = certificate.manifest, self._rounds.told
-        if not self._is_audited(manifest.round):
+        if not self._kept.is_audited(manifest.round) or plan is None or not is_plan_of(plan, manifest):
             return
-        if plan is None or tuple(map(counted, plan.contributions)) != manifest.contributions:
-            return
-        if plan.awaited != manifest.awaited or any(each.legacy is not None for each in plan.contributions):
+        if any(each.legacy is not None for each in plan.contributions):
             return
         heard = tuple(
             number
@@ -174,6 +130,7 @@ class Merges:
         )
         name = digest_of(manifest)
         self._known[name] = Heard(manifest=manifest, plan=plan, parts=heard)
+        self._kept.note(manifest.round, plan)
         try:
             write_atomically(self._heard / name, [encode(self._known[name])], is_synced=False)
         except (DiskFull, DataError) as error:
@@ -240,11 +197,11 @@ class Merges:
         here = reduce.cut(self._replica.scope.num_sent(base.round), base.uplinks)[merge.part]
         patience = Patience(self._rounds, self._context.clock)
         async with self._one_at_a_time:
-            brought, why = await self._fetched(merge, known.plan, base, len(here), patience)
+            fetched, why = await self._fetched(merge, known.plan, base, here, patience)
             if why is not None:
                 return Found("unanswered", why) if self._has_vote(merge.owner) else None
-            leases = before.manifest.leases
-            again = await self._rounds.merger.again(base, leases, known.plan, here, brought, merge.part)
+            (pieces, brought), leases = fetched, before.manifest.leases
+            again = await self._rounds.merger.again(base, leases, known.plan, here, brought, merge.part, pieces)
         if again == merge.result:
             return Found("equal")
         self._shown[merge.result] = merge.round, brought
@@ -252,41 +209,49 @@ class Merges:
         return Found("differs", f"of part {merge.part} of the round it has merged {what}")
 
     async def _fetched(
-        self, merge: Merge, plan: Collect, base: Base, num: int, patience: Patience
-    ) -> tuple[dict[Digest, Buffer], str | None]:
-        """Return what each contribution has of a part, and why it is not all; None: it is."""
-        brought, why = dict[Digest, Buffer](), "it has left"
+        self, merge: Merge, plan: Collect, base: Base, here: range, patience: Patience
+    ) -> tuple[tuple[tuple[Piece, ...], dict[Digest, Buffer]], str | None]:
+        """Return what is taken out of a part, the bytes of that and of what each contribution has of it, and why it is
+        not all; None: it is."""
+        pieces, brought, why = tuple[Piece, ...](), dict[Digest, Buffer](), "it has left"
+        method = base.charter.settings.method.of_mean()
         while self._has_vote(merge.owner):
             try:
+                pieces = await self._counters.pieces(base.charter, plan, here)
                 for each in plan.contributions:
-                    wanted = each.parts[merge.part]
+                    codec, wanted = reduce.payload_codec_in(method, base.round, each), each.parts[merge.part]
                     if wanted not in brought:
-                        brought[wanted] = await self._from_any(each, wanted, merge, base, num)
-                return brought, None
+                        brought[wanted] = await self._from_any(PeerId(each.peer), wanted, merge, codec, len(here))
+                for term, num in wanted_of(pieces):
+                    if term.digest not in brought:
+                        brought[term.digest] = await self._from_any(term.by, term.digest, merge, term.codec, num)
+                return (pieces, brought), None
             except PeerError as error:
                 why = str(error)
             if patience.is_over:
                 break
             await asyncio.sleep(ASK_AGAIN_S)
-        return brought, why
+        return (pieces, brought), why
 
-    async def _from_any(self, each: Contribution, wanted: Digest, merge: Merge, base: Base, num: int) -> Buffer:
+    async def _from_any(self, by: PeerId, wanted: Digest, merge: Merge, codec: Codec, num: int) -> Buffer:
         """
+        Args:
+            by: who has brought it.
+
         Raises:
             PeerError: nobody has it.
         """
         node, told = self._context.node, self._rounds.acts.findings()
-        if (mine := self._lookup(node.peer, wanted)) is not None or not num:
+        if (mine := self._lookup(node.peer, wanted) or self._counters.here(wanted)) is not None or not num:
             return mine or b""
-        codec = reduce.payload_codec_in(base.charter.settings.method.of_mean(), base.round, each)
         most, limit_s = size_of(codec, num).most, self._rounds.parts.limit_s(codec)
         tellers = (letter.signer for letter, finding in told if finding.work == merge.result)
-        for holder in dict.fromkeys((each.peer, merge.owner, *tellers)):
+        for holder in dict.fromkeys((by, merge.owner, *tellers)):
             if holder != node.peer and node.is_linked(holder):
                 with suppress(PeerError, NetError, Refused, TimeoutError):
                     async with asyncio.timeout(limit_s):
                         return await node.fetch_within(holder, wanted, most, _room)
-        raise PeerError(f"nobody shows what {short(each.peer)} brought to it")
+        raise PeerError(f"nobody shows what {short(by)} brought to it")
 
     def _has_vote(self, peer: PeerId) -> bool:
         return peer in self._rounds.chain.base.electorate

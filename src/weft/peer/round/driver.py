@@ -150,6 +150,7 @@ class RoundDriver:
             context, self._member, self._validity, self.works, self._gather, self.timers, self.acts.accuse
         )
         self._state_named: machine.StateNamed | None = None
+        self._recalled = frozenset[PeerId]()
         self.speeds: dict[PeerId, float] = {}  # samples or tokens per second, of whom they are known
 
     def on_decided(self, callback: Callable[[messages.Certificate], None]) -> None:
@@ -198,6 +199,7 @@ class RoundDriver:
         self.measure(self.speeds)
         if self._state_named is not None:
             self._member.feed(self._state_named)
+        self._member.feed(machine.Recalled(peers=self._recalled))
         self._carry_out(outputs)
         # What it led is forgotten, and nobody else leads it.
         if self._state is not None and outputs and self._member.leads and len(base.electorate) > 1:
@@ -266,6 +268,12 @@ class RoundDriver:
         if found != self._state_named:
             self._state_named = found
             self._member.feed(found)
+
+    def recall_false(self, recalled: frozenset[PeerId]) -> None:
+        """Take up whose false work this peer knows well enough to take it out: where it leads, it plans what is due."""
+        if recalled != self._recalled:
+            self._recalled = recalled
+            self._member.feed(machine.Recalled(peers=recalled))
 
     @property
     def is_hurried(self) -> bool:

@@ -15,13 +15,14 @@ Failure:
   what it trained stays in its carry.
 - an owner names another result than was found here, or one of what is no payload: it is not held, and counts as
   suspected in this round.
+- what is to be taken out of the mean again cannot be had: likewise, of who brought it.
 - a payload is not here when its mean is named: the result is fetched, and believed.
 """
 
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -35,6 +36,7 @@ from weft.peer.context import Context
 from weft.peer.round.gather import Gather
 from weft.peer.round.payloads import Payloads, Wanted, serve
 from weft.sync.merge import dense, reduce
+from weft.sync.merge.counter import Piece, take_out
 from weft.sync.merge.method import Scope
 from weft.sync.method.choices import Choices
 from weft.sync.records.charter import Charter
@@ -43,6 +45,19 @@ from weft.sync.round.machine import MergeDone, MergeFailed, Noticed, ResultHeld
 from weft.sync.round.neighbours import NOTHING, taken, takes_from
 from weft.sync.round.shares import awaited_weight, weight_of
 from weft.wire import Buffer
+
+
+@dataclass(frozen=True)
+class TakenOut:
+    """What is taken out of a part's mean: `weft.sync.merge.counter`.
+
+    Args:
+        lacking: whose false work cannot be had.
+    """
+
+    pieces: tuple[Piece, ...] = ()
+    brought: Mapping[Digest, Buffer] = field(default_factory=dict)
+    lacking: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,6 +75,7 @@ class _Work:
         here: the elements of the part.
         awaited: what the late weigh.
         is_mine: who brings no payload is told of by its owner, not by all who find the same.
+        out: what is taken out of the mean.
     """
 
     plan: Collect
@@ -69,9 +85,11 @@ class _Work:
     choices: Choices
     awaited: int
     is_mine: bool
+    out: "TakenOut"
 
 
 OnAdded = Callable[[Round, Contribution, float, bool], None]  # the round, what, how long, is it a whole payload
+Recall = Callable[[Charter, Collect, range], Awaitable[TakenOut]]  # of what holds in the round, and a part of it
 OnBrought = Callable[[Mapping[Digest, Buffer]], Awaitable[None]]
 
 
@@ -93,6 +111,7 @@ class RoundMerger:
         self._taken: dict[tuple[Round, Digest], Buffer] = {}  # by the digest of all its parts
         self._on_added: list[OnAdded] = []
         self._on_brought: list[OnBrought] = []
+        self._recall: list[Recall] = []
 
     def on_added(self, callback: OnAdded) -> None:
         """Call `callback(round, contribution, length, is_whole)` for what is merged here, or taken from a neighbour."""
@@ -101,6 +120,10 @@ class RoundMerger:
     def on_brought(self, callback: OnBrought) -> None:
         """Call `callback(bytes by digest)` with what this peer has merged its part of, before it says so."""
         self._on_brought.append(callback)
+
+    def recall_by(self, recall: Recall) -> None:
+        """Let `recall(charter, plan, part)` find what a plan takes out of a part."""
+        self._recall.append(recall)
 
     async def merge(self, plan: Collect, part: int, here: range, round: Round) -> MergeDone | MergeFailed:
         """Merge this peer's part of a plan, and serve the result.
@@ -116,8 +139,10 @@ class RoundMerger:
         else:
             work, fetch = self._work(plan, here, round, is_mine=True), self.parts.contribution
             brought = await asyncio.gather(*(fetch(each, part, len(here), round) for each in plan.contributions))
-            found = await self._merged(work, brought)
+            work = await self._with_false(work)
+            found = _Failed(work.out.lacking) if work.out.lacking else await self._merged(work, brought)
             here_now = {each.parts[part]: data for each, data in zip(plan.contributions, brought, strict=True) if data}
+            here_now |= work.out.brought
             for callback in self._on_brought:
                 await callback(here_now)
         if isinstance(found, _Failed):
@@ -169,16 +194,19 @@ class RoundMerger:
         here: range,
         brought: Mapping[Digest, Buffer],
         part: int,
+        pieces: tuple[Piece, ...] = (),
     ) -> Digest | None:
         """Return what a part of any round comes to; None: something that was brought is no payload.
 
         Args:
             base: of the round; leases: of it.
-            brought: what each contribution has of the part.
+            brought: what each contribution has of the part, and what `pieces` are made of.
+            pieces: what is taken out of it.
         """
         choices, charter = base.charter.settings.method.of_mean(), base.charter
         awaited = awaited_weight(charter, plan.awaited, leases, base.uncounted)
-        work = _Work(plan, here, base.round, charter, choices, awaited, is_mine=False)
+        out = TakenOut(pieces, brought)
+        work = _Work(plan, here, base.round, charter, choices, awaited, is_mine=False, out=out)
         found = await self._merged(work, [brought[each.parts[part]] for each in plan.contributions])
         return None if isinstance(found, _Failed) else found.digest
 
@@ -233,7 +261,15 @@ class RoundMerger:
     def _work(self, plan: Collect, here: range, round: Round, *, is_mine: bool) -> _Work:
         charter, base = self._chain.charter_in(round), self._chain.base
         awaited = awaited_weight(charter, plan.awaited, self._chain.head.leases, base.uncounted)
-        return _Work(plan, here, round, charter, self._chain.choices_in(round), awaited, is_mine)
+        return _Work(plan, here, round, charter, self._chain.choices_in(round), awaited, is_mine, TakenOut())
+
+    async def _with_false(self, work: _Work) -> _Work:
+        """Return the work with what its plan takes out of the mean."""
+        if not work.plan.counters:
+            return work
+        for recall in self._recall:
+            return replace(work, out=await recall(work.charter, work.plan, work.here))
+        return replace(work, out=TakenOut(lacking=work.plan.counters))
 
     async def _merged(self, work: _Work, brought: Sequence[Buffer | None]) -> reduce.EncodedPart | _Failed:
         """Merge what was brought to a part in ascending peer order, legacies last."""
@@ -255,7 +291,11 @@ class RoundMerger:
 
         return await serve(self._compute, len(here), lambda: self._reply(work, merger.merged()))
 
-    def _reply(self, work: _Work, mean: torch.Tensor) -> reduce.EncodedPart:
+    def _reply(self, work: _Work, mean: torch.Tensor) -> reduce.EncodedPart | _Failed:
+        try:
+            take_out(mean, work.here, work.out.pieces, work.out.brought, self.parts.pool.empty)
+        except PayloadError:
+            return _Failed(work.plan.counters or ())
         found = self._replies.encode(mean, work.here, work.round, work.choices)
         return reduce.EncodedPart(encoded=self.parts.pool.moved(found.encoded), digest=found.digest)
 

@@ -345,6 +345,16 @@ class Payloads:
             return await self._from_any(others, wanted, size_of(codec, num), self.limit_s(codec))
         return None
 
+    async def from_any(self, first: PeerId, wanted: Digest, codec: Codec, num: int) -> Buffer:
+        """Return `num` elements of a round gone by, from who is asked first or whoever has kept them.
+
+        Raises:
+            PeerError: nobody has, or delivers it in time.
+        """
+        holders = [first] if self._node.is_linked(first) else []
+        holders += self._others(self._chain.base, first)
+        return await self._from_any(holders, wanted, size_of(codec, num), self.limit_s(codec))
+
     def _others(self, base: Base, bringer: PeerId) -> list[PeerId]:
         return [each for each in base.electorate if each != bringer and self._node.is_linked(each)]
 

@@ -13,6 +13,8 @@ Failure:
   the one that was left: it has the fork still, and brings no legacy of what it stands on.
 - nobody has the fork any more, or gradients are sent, which are no sums over rounds, or fragments, of which a round has
   one: `BranchLeft` says what is lost.
+- the branch has taken out false work that was counted before it began: it has that in it, and `BranchLeft` says what is
+  lost.
 - somebody brought a shorter piece of it: `LegacyDropped` says how much was not counted, and `BranchLeft` where this
   peer comes over later.
 """
@@ -47,6 +49,7 @@ from weft.sync.merge.reduce import EncodedPart, encode_parts, legacy_codec_in, n
 from weft.sync.method.choices import LowRankConfig
 from weft.sync.records.ancestry import ForkPoint, Legacy, fork_point, lacking
 from weft.sync.records.charter import Charter
+from weft.sync.records.counters import is_mixed
 from weft.sync.records.messages import Base, Certificate, LegacyProof, Manifest, Ready, next_base
 from weft.wire import Buffer, Record, digest_of
 
@@ -55,6 +58,7 @@ FORK = "fork"  # the vector that is offered
 MAX_FORKS = 2  # kept on disk, each as large as the model: the newest
 MAX_LEGACIES = 4
 MIXED = "part of it is counted there, and the rest cannot be told apart from that"  # why it is lost
+COUNTERED = "it has taken out what was counted before the run split, and that is counted once"
 MAX_KEPT_NBYTES = 64 << 20  # of what is written about them
 
 
@@ -162,6 +166,8 @@ class Legacies:
         assert mine is not None
         if reason := self._why_none():
             return reason
+        if is_mixed(charter, found.fork):
+            return COUNTERED
         try:
             fork = await self._fork(found)
             proof = proof or Certificate(attempt=mine.attempt, manifest=mine, votes=(), farewells=())

@@ -14,12 +14,12 @@ removed by members before. Neither names a branch: where a run has split, it hol
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from weft.codec.config import CodecConfig
 from weft.ids import Round
 from weft.net.membership.full_mesh import MAX_MEMBERS
-from weft.net.messages import MAX_REASON_CHARS, HexDigest, HexPeer, HexRun
+from weft.net.messages import MAX_REASON_CHARS, HexBranch, HexDigest, HexPeer, HexRun
 from weft.sync.method.choices import NesterovConfig, SgdConfig
 from weft.sync.method.schedule import ScheduleConfig
 from weft.wire import Record, Signed
@@ -39,6 +39,9 @@ Every = Annotated[int, Meta(ge=1, le=100_000)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
 Outcome = Literal["equal", "differs", "unanswered"]
 Serial = Annotated[int, Meta(ge=1, le=MAX_SERIAL)]
+
+
+_Weight = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
 class Deed(Record, frozen=True, kw_only=True, tag=True, tag_field="type"):
@@ -109,6 +112,16 @@ class Ballot(Record, frozen=True, kw_only=True):
     reason: Reason
 
 
+class Weighed(Record, frozen=True, kw_only=True):
+    """What the mean of a round was made of that has counted a work: by this, and its manifest, it can be taken out."""
+
+    branch: HexBranch
+    manifest: HexDigest
+    weights: Annotated[tuple[_Weight, ...], Meta(min_length=1, max_length=MAX_MEMBERS)]  # of all that it counts
+    late: _Weight  # of what it waited for
+    method: HexDigest  # by which it was computed
+
+
 class Finding(Record, frozen=True, kw_only=True):
     """What a member signs that has done again what another says it has done, or has asked for it in vain: some of its
     training steps, or the part of a round that it has merged."""
@@ -120,6 +133,7 @@ class Finding(Record, frozen=True, kw_only=True):
     before: Annotated[int, Meta(ge=0, le=1 << 53)]  # number of the state that the steps begin with; of the part
     outcome: Outcome
     why: Reason = ""
+    weighed: Weighed | UnsetType = UNSET  # of training steps that differ; unset: that cannot be taken out again
 
 
 class Warrant(Record, frozen=True, kw_only=True):

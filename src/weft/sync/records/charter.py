@@ -15,7 +15,7 @@ from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexPeer
 from weft.sync.method.choices import Choices
 from weft.sync.method.schedule import ScheduleConfig
-from weft.sync.records.acts import MAX_TOKENS, BatchSize, SeqLen, Succeed, TotalTokens
+from weft.sync.records.acts import MAX_TOKENS, BatchSize, SeqLen, Succeed, TotalTokens, Weighed
 from weft.sync.records.ancestry import MAX_FORKS, MAX_TAKEN, Fork, Taken
 from weft.wire import Record
 
@@ -84,6 +84,15 @@ class Unanswered(Record, frozen=True, kw_only=True):
     ]
 
 
+class FalseWork(Record, frozen=True, kw_only=True):
+    """What a key was struck out for, where that was counted, and the round that has taken it out again."""
+
+    peer: HexPeer
+    round: Annotated[Round, Meta(ge=0, le=1 << 53)]  # that has counted it
+    weighed: Weighed
+    taken_out: Annotated[Round, Meta(ge=0, le=1 << 53)] | UnsetType = UNSET  # unset: none has
+
+
 class AuditTerms(Record, frozen=True, kw_only=True):
     """How members audit each other's work."""
 
@@ -112,6 +121,7 @@ class Charter(Record, frozen=True, kw_only=True):
     min_seq_len: Annotated[int, Meta(ge=1)] | UnsetType = UNSET  # shorter ones do not fit the data; unset: all do
     audits: AuditTerms | UnsetType = UNSET  # unset: nobody's work is audited
     unanswered: Annotated[tuple[Unanswered, ...], Meta(max_length=MAX_BANNED)] | UnsetType = UNSET  # ascending
+    false_works: Annotated[tuple[FalseWork, ...], Meta(max_length=MAX_BANNED)] | UnsetType = UNSET  # as they were found
 
     def leased_tokens(self, cursor: int) -> int:
         """Return the tokens of all leases before `cursor`."""

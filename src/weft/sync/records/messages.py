@@ -44,6 +44,7 @@ KEY_NBYTES = 32  # of a peer's public key
 MAX_UNCOUNTED = 3 * MAX_MEMBERS  # leases remembered that were not counted: who stays away longer has its newest kept
 MAX_LEASES = MAX_UNCOUNTED + 2 * MAX_MEMBERS  # each ends what one of those holds, or what a member is to be leased
 MAX_UPLINK = 16  # of the fastest members: who sends slower owns a smaller part
+MAX_COUNTERS = 4  # works that one round takes out again; the next takes the next
 MAX_ROUTED = 64  # quotas that a round counts where what members train on is routed to them
 
 _Attempt = Annotated[Attempt, Meta(ge=0, le=MAX_COUNT)]
@@ -55,6 +56,7 @@ _Cursor = Annotated[int, Meta(ge=0, le=MAX_TOTAL)]
 _Part = Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]  # each member owns one
 _Peers = Annotated[tuple[HexPeer, ...], Meta(max_length=MAX_MEMBERS)]
 _Uplink = Annotated[int, Meta(ge=0, le=MAX_UPLINK)]
+_Countered = Annotated[tuple[HexPeer, ...], Meta(min_length=1, max_length=MAX_COUNTERS)]  # ascending
 _Digests = Annotated[tuple[HexDigest, ...], Meta(max_length=MAX_MEMBERS)]  # one per part
 
 
@@ -170,6 +172,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     tuned: Tuned | None = None  # how often members synchronise from now on, and in which bytes
     is_gossip: bool = False  # neighbours took each other's payloads, and nothing was merged for all
     entry: Entry | UnsetType = UNSET  # unset: the run's rounds are not recorded
+    counters: _Countered | UnsetType = UNSET  # whose false work is taken out again; unset: nobody's
 
     @property
     def has_result(self) -> bool:
@@ -258,6 +261,7 @@ class Collect(RoundMessage, frozen=True, kw_only=True):
     contributions: Annotated[tuple[Contribution, ...], Meta(max_length=MAX_MEMBERS)]
     owners: _Peers  # of each part
     awaited: _Peers = ()  # ascending: who is late, and brings later what it was leased for this round
+    counters: _Countered | UnsetType = UNSET  # whose false work is taken out again; unset: nobody's
 
 
 class Stuck(RoundMessage, frozen=True, kw_only=True):
@@ -364,7 +368,18 @@ class Certificate(Record, frozen=True, kw_only=True):
 
 def payload_of(parts: Iterable[Digest]) -> Digest:
     """Return what a manifest calls a payload of these parts."""
-    return digest("".join(parts).encode())
+    return digest(list_of(parts))
+
+
+def list_of(parts: Iterable[Digest]) -> bytes:
+    """Return the digests of a payload's parts, one after the other."""
+    return "".join(parts).encode()
+
+
+def parts_in(listed: bytes) -> tuple[Digest, ...]:
+    """Return the digests that `list_of` was given."""
+    text, size = listed.decode(), 2 * HASH_NBYTES
+    return tuple(Digest(text[start : start + size]) for start in range(0, len(text), size))
 
 
 def counted(contribution: Contribution) -> Counted:

@@ -66,6 +66,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     farewells: dict[PeerId, messages.Goodbye] = {}
     joiners: frozenset[PeerId] = frozenset()
     acts: tuple[Warrant, ...] = ()  # that wait for a manifest, in order
+    recalled: frozenset[PeerId] = frozenset()  # whose false work this member knows well enough to take it out
     relayed: frozenset[PeerId] = frozenset()  # reached by some through a third peer only: they own no parts
     speeds: dict[PeerId, float] = {}  # of inner steps, of whom it is known
     uplinks: dict[PeerId, float] = {}  # bytes per second, of whom it was measured
@@ -133,6 +134,12 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     acts: tuple[Warrant, ...]
 
 
+class Recalled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """This member knows what was made of the false works of these: where it leads, they are taken out again."""
+
+    peers: frozenset[PeerId]
+
+
 class Rerouted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Who is reached through others has changed."""
 
@@ -173,6 +180,7 @@ Input = (
     | ResultHeld
     | Noticed
     | Moved
+    | Recalled
     | Rerouted
     | Measured
     | StateNamed

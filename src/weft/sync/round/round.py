@@ -31,6 +31,7 @@ from weft.ids import Attempt, Digest, PeerId, Tokens
 from weft.sync.governance import accused, countable, enacted, in_effect
 from weft.sync.records import messages
 from weft.sync.records.acts import MAX_ACTS, Warrant
+from weft.sync.records.counters import planned
 from weft.sync.records.messages import claims_in, counted
 from weft.sync.records.tuning import chosen
 from weft.sync.round import machine, rules
@@ -117,6 +118,8 @@ def _react(state: machine.State, event: machine.Input) -> machine.Result:
             return _notice(state, event)
         case machine.Moved():
             return take_acts(state, event.acts)
+        case machine.Recalled():
+            return machine.replace(state, recalled=event.peers), ()
         case machine.TimedOut():
             return _time_out(state, event)
         case machine.Leave():
@@ -420,6 +423,7 @@ def new_plan(state: machine.State, usable: set[PeerId], absent: Set[PeerId]) -> 
         contributions=countable(base, (state.ready[peer] for peer in sorted(usable))),
         owners=tuple(owners),
         awaited=_awaited(state, usable, absent),
+        counters=planned(base, state.recalled, state.unusable),
     )
 
 
@@ -450,12 +454,12 @@ def _awaited(state: machine.State, usable: set[PeerId], absent: Set[PeerId]) -> 
 def replan(state: machine.State, sender: PeerId, stuck: messages.Stuck) -> machine.Result:
     """Leader: an owner cannot have a contribution, so plan again without the one or the other (`judged`).
 
-    What is not counted stays in its owner's carry.
+    What is not counted stays in its owner's carry. What of a false work cannot be had is not taken out.
     """
     plan = state.plan
     if plan is None or state.proposal is not None or (stuck.attempt, stuck.revision) != (plan.attempt, plan.revision):
         return state, ()
-    missing = {each.peer for each in plan.contributions} & set(stuck.missing)
+    missing = {*(each.peer for each in plan.contributions), *(plan.counters or ())} & set(stuck.missing)
     is_owner = stuck.part < len(plan.owners) and plan.owners[stuck.part] == sender
     if not machine.is_leading(state) or not is_owner or not missing:
         return state, ()
@@ -548,17 +552,17 @@ def propose_if_held(state: machine.State) -> machine.Result:
 
 def new_manifest(state: machine.State, plan: messages.Collect) -> messages.Manifest:
     base = state.base
-    peers = {contribution.peer for contribution in plan.contributions}
+    peers, out = {contribution.peer for contribution in plan.contributions}, plan.counters
     waiting = [warrant for warrant in state.acts if accused(warrant) not in peers]  # nothing of a liar is counted
     acts = in_effect(base.charter, base.body, waiting, MAX_ACTS)
-    after, tuned = enacted(base, acts, plan.contributions), None
+    after, tuned = enacted(base, acts, plan.contributions, countered=out), None
     if after.charter.settings.method.tune and not acts:
         tuned = chosen(after.charter, base.round, state.seen)
     if tuned is not None:
-        after = enacted(base, acts, plan.contributions, tuned)
+        after = enacted(base, acts, plan.contributions, tuned, out)
     away = state.gone | state.farewells.keys()
     if set(base.electorate) <= away | set(after.removed):  # an act may leave nobody: then it waits
-        acts, after, tuned = (), enacted(base, (), plan.contributions), None
+        acts, after, tuned = (), enacted(base, (), plan.contributions, countered=out), None
     left = tuple(peer for peer in base.electorate if peer in away or peer in after.removed)
     room = base.charter.electors - (len(base.electorate) - len(left))
     newcomers = state.joiners - set(base.electorate) - set(after.charter.banned)
@@ -595,6 +599,7 @@ def new_manifest(state: machine.State, plan: messages.Collect) -> messages.Manif
         tuned=tuned,
         is_gossip=base.is_gossip,
         entry=messages.entry_of(base, contributions),
+        counters=out,
     )
 
 

@@ -12,6 +12,7 @@ from msgspec import UNSET
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId
 from weft.rng import order_key
 from weft.sync.governance import Enacted, Void, countable, enacted
+from weft.sync.records.counters import are_due
 from weft.sync.records.messages import Base, Brought, Collect, Goodbye, Manifest, Vote, work_of
 from weft.sync.round.neighbours import is_sound_gossip, is_well_dealt, no_results
 from weft.sync.round.shares import are_fair
@@ -102,7 +103,7 @@ def is_successor(base: Base, manifest: Manifest) -> bool:
     """
     peers = [contribution.peer for contribution in manifest.contributions]
     try:
-        after = enacted(base, manifest.acts, manifest.contributions, manifest.tuned)
+        after = enacted(base, manifest.acts, manifest.contributions, manifest.tuned, manifest.counters)
     except Void:
         return False
     is_in_place = (manifest.run, manifest.branch, manifest.round) == (base.run, base.branch, base.round)
@@ -178,6 +179,7 @@ def is_sound(base: Base, plan: Collect) -> bool:
         and countable(base, plan.contributions) == plan.contributions
         and _may_await(base, plan.awaited, peers)
         and _have_right_works(base, plan.contributions)
+        and are_due(base, plan.counters or ())
         and is_known
         and len(plan.owners) == base.num_parts
         and (not base.is_gossip or is_sound_gossip(base, plan.owners, plan.contributions))

@@ -59,6 +59,7 @@ from weft.ids import PeerId, Tokens
 from weft.rng import order_key
 from weft.sync.method.choices import AmongConfig, SampleConfig
 from weft.sync.records import messages
+from weft.sync.records.acts import Weighed
 from weft.sync.records.charter import Charter
 from weft.wire import digest_of
 
@@ -120,6 +121,27 @@ def awaited_weight(
         return 0
     due = leases if settings.method.wait == "all" else uncounted
     return settings.seq_len * sum(lease.num_windows for lease in due if lease.peer in awaited)
+
+
+def weighed(base: messages.Base, manifest: messages.Manifest, leases: Iterable[Lease], peer: PeerId) -> Weighed | None:
+    """Return what the mean of a round was made of that has counted a peer's own work; None: it cannot be taken out.
+
+    A legacy is made shorter where parts are merged, so of what is beside one less is known.
+
+    Args:
+        base: of the round; manifest: that has decided it.
+        leases: of the round.
+    """
+    mine, charter = messages.own_work(manifest, peer), base.charter
+    if mine is None or not weight_of(charter, mine) or any(each.legacy for each in manifest.contributions):
+        return None
+    return Weighed(
+        branch=manifest.branch,
+        manifest=digest_of(manifest),
+        weights=tuple(weight_of(charter, each) for each in manifest.contributions),
+        late=awaited_weight(charter, manifest.awaited, leases, base.uncounted),
+        method=digest_of(charter.settings.method),
+    )
 
 
 EVEN = 0.7  # of the pace: times of equal machines differ by so much when they are busy

@@ -1,21 +1,27 @@
 """Whose word counts where an owner says that it cannot have somebody's contribution, or that it is elsewhere."""
 
 import msgspec
+from msgspec import UNSET
 
 from model.world import contribution, first_base
 from weft.ids import Attempt, PeerId, Tokens
-from weft.sync.records.messages import Prepare, Ready, Refuse, Stuck
+from weft.sync.governance import charter_after
+from weft.sync.records.acts import Weighed
+from weft.sync.records.counters import due, with_false
+from weft.sync.records.messages import Prepare, Ready, Refuse, Stuck, next_base
 from weft.sync.round import round
-from weft.sync.round.machine import MergeFailed, Noticed, Received, Send, State, TimedOut, Trained
-from weft.sync.round.rules import leader
+from weft.sync.round.machine import MergeFailed, Noticed, Recalled, Received, Send, State, TimedOut, Trained
+from weft.sync.round.round import new_manifest
+from weft.sync.round.rules import is_sound, is_successor, leader
+from weft.wire import digest, digest_of
 
 BASE = msgspec.structs.replace(first_base(5, num_parts=5), keeper=None)
 LEADER, A, B, C, D = (leader(BASE, Attempt(attempt)) for attempt in range(5))
 
 
-def planned(tokens: int = 4) -> State:
+def planned(tokens: int = 4, before: State | None = None) -> State:
     """Return the first leader's state once it has planned; each member owns a part."""
-    state = round.begin(LEADER, BASE)
+    state = before or round.begin(LEADER, BASE)
     for number, peer in enumerate(BASE.electorate):
         parts = contribution(BASE, number, 0).parts
         if peer == LEADER:
@@ -129,3 +135,49 @@ def test_who_is_in_a_later_attempt_owns_nothing() -> None:
     assert state.plan is not None
     assert state.plan.revision == 1  # said twice, it ends no second plan
     assert owners(stuck(state, B, C)) == {LEADER, C, D}
+
+
+LIAR = PeerId("ab" * 32)
+STRUCK = with_false(
+    BASE.charter,
+    LIAR,
+    BASE.round,
+    Weighed(
+        branch=BASE.branch,
+        manifest=digest(b"counts it"),
+        weights=(1,),
+        late=0,
+        method=digest_of(BASE.charter.settings.method),
+    ),
+)
+
+
+def recalled() -> State:
+    """Return the first leader's state once it has planned to take a false work out."""
+    state = round.begin(LEADER, msgspec.structs.replace(BASE, charter=STRUCK))
+    return planned(before=round.step(state, Recalled(peers=frozenset({LIAR})))[0])
+
+
+def test_who_knows_a_false_work_and_leads_takes_it_out_and_the_manifest_says_so() -> None:
+    state = recalled()
+    assert state.plan is not None
+    assert state.plan.counters == (LIAR,)
+    assert is_sound(state.base, state.plan)
+    assert not is_sound(BASE, state.plan), "nothing is due there"
+    results = {part: digest(bytes([part])) for part in range(5)}
+    manifest = new_manifest(msgspec.structs.replace(state, results=results), state.plan)
+    assert manifest.counters == (LIAR,)
+    assert is_successor(state.base, manifest)
+    assert not is_successor(state.base, msgspec.structs.replace(manifest, counters=UNSET))
+    assert due(next_base(manifest, charter_after(state.base, manifest))) == ()
+
+
+def test_what_of_a_false_work_cannot_be_had_is_not_taken_out_in_that_attempt() -> None:
+    state = recalled()
+    assert stuck(state, A, LIAR).plan.counters == (LIAR,), "one owner's word"
+    for after in (stuck(stuck(state, A, LIAR), B, LIAR), stuck(state, LEADER, LIAR)):
+        assert after.plan is not None
+        assert after.plan.counters is UNSET
+        assert counted(after) == {LEADER, A, B, C, D}
+        again = round.step(after, TimedOut(timer="progress", attempt=Attempt(0)))[0]
+        assert (again.unusable, again.recalled) == (set(), {LIAR})

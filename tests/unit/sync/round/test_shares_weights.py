@@ -12,13 +12,13 @@ from model.world import contribution, first_base
 from weft.data.assign import leases
 from weft.ids import Attempt, PeerId, Tokens
 from weft.sync.method.presets import AsyncDiLoCoConfig, DdpConfig, spell_out
-from weft.sync.records.messages import Contribution, GroupClaim, Manifest, Pass, Ready
+from weft.sync.records.messages import Collect, Contribution, GroupClaim, Manifest, Pass, Ready
 from weft.sync.round import round
 from weft.sync.round.machine import Received, State, TimedOut, Trained
 from weft.sync.round.round import new_manifest
 from weft.sync.round.rules import is_sound, is_successor, leader
-from weft.sync.round.shares import awaited_weight, weight, weight_of
-from weft.wire import digest
+from weft.sync.round.shares import awaited_weight, weighed, weight, weight_of
+from weft.wire import digest, digest_of
 
 RULES = charter()
 LEASE = RULES.settings.quota * RULES.settings.seq_len
@@ -116,3 +116,19 @@ def test_nobody_counted_and_no_stranger_is_awaited_and_nobody_twice(awaited: tup
     assert is_sound(BASE, state.plan)
     assert not is_successor(BASE, msgspec.structs.replace(manifest, awaited=awaited))
     assert not is_sound(BASE, msgspec.structs.replace(state.plan, awaited=awaited))
+
+
+def test_a_verdict_says_what_the_mean_was_made_of_that_has_counted_a_work() -> None:
+    base = first_base(3, num_parts=3)
+    leased, _ = leases(0, dict.fromkeys(base.electorate, base.quota))
+    brought = tuple(msgspec.structs.replace(contribution(base, number, 0), tokens=Tokens(8)) for number in range(2))
+    state = msgspec.structs.replace(round.begin(base.electorate[0], base), results=dict.fromkeys(range(3), digest(b"")))
+    plan = Collect(
+        attempt=Attempt(0), revision=0, contributions=brought, owners=base.electorate, awaited=(base.electorate[2],)
+    )
+    manifest = new_manifest(state, plan)
+    found = weighed(base, manifest, leased, base.electorate[0])
+    assert found is not None
+    assert (found.manifest, found.weights) == (digest_of(manifest), (8, 8))
+    assert found.late == awaited_weight(base.charter, plan.awaited, leased, base.uncounted) > 0
+    assert weighed(base, manifest, leased, base.electorate[2]) is None, "it was not counted"
