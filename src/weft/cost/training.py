@@ -280,9 +280,9 @@ def exact_activation_nbytes(
 ) -> int:
     """Return the bytes of tensors alive at the peak of one micro-batch in exact numbers, or some more.
 
-    Counted from what training/numerics keeps. Of a token and layer, in fp32: normed input and output of two norms 4 C; queries, what they mix and its copy 3 Q;
-    keys and values 2 K; SwiGLU 4 F; and the weights of attention, half a row for each head. A matrix and its gradient
-    are 8 bytes a number meanwhile, and 4 more.
+    Counted from what training/numerics keeps. Of a token and layer, in fp32: normed input and output of two norms 4 C;
+    queries, what they mix and its copy 3 Q; keys and values 2 K; SwiGLU 4 F; and the weights of attention, half a row
+    for each head. A matrix and its gradient are 8 bytes a number meanwhile, and 4 more.
     """
     c, q, k, f = decoder.width, decoder.q_width, decoder.kv_width, decoder.ffn_width
     layer = 4 * (4 * c + 3 * q + 2 * k + 4 * f + decoder.has_qk_norm * (q + k))

@@ -20,7 +20,7 @@ from weft.cost.audits import AuditCost, Audited, Customs, Kept, Speed, cost_of
 from weft.errors import ConfigError
 from weft.model.config import num_base_parameters
 from weft.model.flat import layout
-from weft.peer.audit import merges, trace
+from weft.peer.audit import kept, trace
 from weft.peer.audit.worker import MAX_SHOWN
 from weft.peer.group.groups import PARALLEL
 from weft.plan.groups import Levels, grouped_time, largest_group, levels
@@ -45,7 +45,7 @@ AUDITS = Customs(
     num_new=NEW,
     num_shown=MAX_SHOWN,
     leases=Kept(trace.KEPT_ROUNDS, trace.KEPT_S),
-    parts=Kept(merges.KEPT_ROUNDS, merges.KEPT_S),
+    parts=Kept(kept.KEPT_ROUNDS, kept.KEPT_S),
 )
 
 
