@@ -11,11 +11,12 @@ import json
 import re
 import threading
 from collections.abc import Collection
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from weft.chat.vocabulary import Vocabulary
@@ -26,6 +27,7 @@ _WHITESPACE = r"\x20|\n\x20{0,24}"
 _LIMITS = LLParserLimits(verbose_errors=False)  # 20 ms to read a grammar, 15 ms for a step: llguidance's own bounds
 MAX_SCHEMA_NBYTES = 64 << 10  # of all schemas of a form: what APIs take, and what is read within a moment
 MAX_CALLS = 16  # of tools, in one answer
+MAX_TOOLS, MAX_ENDS = 64, 64  # that a form has
 
 
 class FormRefused(WeftError, ValueError):
@@ -33,7 +35,11 @@ class FormRefused(WeftError, ValueError):
 
 
 class GrammarFault(WeftError):
-    """A grammar that fails while a text is drawn: too large a step, or a fault of its own."""
+    """A grammar that fails while a text is drawn: too large a step, or a fault of its own. `why`: in few words."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"The answer's form could not be held to: {why}.")
+        self.why = why
 
 
 class Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,7 +53,7 @@ class Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         are_many: there may be more than one.
     """
 
-    tools: dict[str, dict[str, Any]]
+    tools: Annotated[dict[str, dict[str, Any]], Meta(max_length=MAX_TOOLS)]
     strict: tuple[str, ...]
     arguments: str
     begin: str
@@ -67,7 +73,7 @@ class FormWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     schema: dict[str, Any] | None = None
     is_strict: bool = False
     calls: Calls | None = None
-    ends: tuple[int, ...] = ()
+    ends: Annotated[tuple[int, ...], Meta(max_length=MAX_ENDS)] = ()
 
     def to_json(self) -> bytes:
         return json.dumps(msgspec.to_builtins(self)).encode()
@@ -123,8 +129,8 @@ class Forms:
         form = Form(matcher, wanted.ends, len(self._vocabulary), self._vocab_size, text)
         try:
             form.allowed()
-        except GrammarFault:
-            raise FormRefused("this schema cannot be held to: no token of the model begins what it allows") from None
+        except GrammarFault as fault:
+            raise FormRefused(f"this schema cannot be held to: {fault.why}") from None
         return form
 
     def warm(self) -> None:
@@ -226,7 +232,7 @@ class Form:
             return mask
         bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
         if self._matcher.is_error():
-            raise GrammarFault(f"The answer's form could not be held to: {_said(self._matcher.get_error())}.")
+            raise GrammarFault(_said(self._matcher.get_error()))
         num = min(self._end, self._vocab_size)
         mask[:num] = bits[:num]
         mask[self._ends] = bool(bits[self._end])
@@ -238,7 +244,16 @@ class Form:
 
     def take(self, token: int) -> None:
         if not self._matcher.consume_token(self._as_written(token)):
-            raise GrammarFault(f"The answer's form could not be held to: {_said(self._matcher.get_error())}.")
+            raise GrammarFault(_said(self._matcher.get_error()))
+
+    def go_back(self, num: int) -> None:
+        """Be as before the last `num` tokens that were taken.
+
+        Raises:
+            GrammarFault: there were not so many.
+        """
+        if not self._matcher.rollback(num):
+            raise GrammarFault(_said(self._matcher.get_error()))
 
     def _as_written(self, token: int) -> int:
         return self._end if token in self._ends else token

@@ -299,6 +299,7 @@ class _UnderWay:
         self._gaps: deque[float] = deque(maxlen=NUM_GAPS)
         self._told_at: float | None = None
         self._drawn_in = -1  # the attempt that the last token came of
+        self._is_refused = False  # whether a member does not take its form
         self._stuck_since: float | None = None  # since then a stage has only those that are passed over, or nobody
         self._is_over = False
         self.witness: Witness | None = None
@@ -552,6 +553,7 @@ class _UnderWay:
             if answer.word == "held":
                 held = Held(answer.num, answer.log_from)
             elif answer.word != "older":
+                self._is_refused |= answer.word == "no form"
                 entry.paths.failed(peer, Failure.BUSY, entry.clock.now())
                 if answer.word == "busy":  # there may soon be room
                     self._stuck_since = None
@@ -655,7 +657,7 @@ class _UnderWay:
         self.text.tell(ending)
 
     def _no_path(self, why: machine.Failed) -> NoPath:
-        return no_path(self._entry.paths, why, has_form=self._form is not None)
+        return no_path(self._entry.paths, why, has_form=self._form is not None, is_refused=self._is_refused)
 
 
 def _key_of(under: _UnderWay) -> str:

@@ -214,7 +214,7 @@ class Member:
             form = text.form.begin
         elif call.form is not UNSET:
             try:
-                form = None if self._forms is None else await self._forms.read(call.form)
+                form = None if self._forms is None else await self._forms.read(peer, call.form)
             except FormRefused:
                 return SequenceOpened(word="no form")
             if form is None:
@@ -238,6 +238,8 @@ class Member:
         sequence, held = rules.opened(text.sequence, call.attempt, marks, self._clock.now())
         if held is None:
             return SequenceOpened(word="older")
+        if form is not None and text.form is None and len(self._formed) >= MAX_FORMED:  # it had none when it began
+            return SequenceOpened(word="busy", retry_s=BUSY_S)
         if call.attempt > text.sequence.attempt:
             text.opened, text.counts = call, None
             told = tokens_of(call.tokens)[call.num_prompt :]
@@ -390,7 +392,7 @@ class Member:
         """Return whether one text more may be held; who has most gives some up for it."""
         while True:
             texts = list(self._texts.values())
-            formed = [text for text in texts if text.form is not None]
+            formed = self._formed
             is_formed = call.form is not UNSET and len(formed) >= MAX_FORMED
             if len(texts) < MAX_HELD and not is_formed:
                 return True
@@ -398,6 +400,10 @@ class Member:
             if yields is None:
                 return False
             self._give_up(yields)
+
+    @property
+    def _formed(self) -> list[HeldText]:
+        return [text for text in self._texts.values() if text.form is not None]
 
     def _writable(self, text: HeldText, num: int) -> int:
         """Return how much of `num` tokens can be kept: a text is not cut within a page that others may read."""

@@ -42,8 +42,18 @@ def form_of(wanted: Wanted, paths: Paths) -> Form | None:
     return form
 
 
-def no_path(paths: Paths, why: Failed, *, has_form: bool) -> NoPath:
-    """Return what is said of a text that has failed."""
+REFUSED = (
+    "The members that draw tokens cannot hold answers to this form: their weft reads it otherwise than this one. "
+    "Leave the form out, or serve a checkpoint of the run."
+)
+
+
+def no_path(paths: Paths, why: Failed, *, has_form: bool, is_refused: bool = False) -> NoPath:
+    """Return what is said of a text that has failed.
+
+    Args:
+        is_refused: whether a member has refused its form.
+    """
     if why == "stalled":
         return NoPath("The answer came to a halt: peers answer, and no token comes. Ask again soon.")
     if empty := paths.empty:
@@ -56,5 +66,7 @@ def no_path(paths: Paths, why: Failed, *, has_form: bool) -> NoPath:
         return NoPath(f"Nobody serves stage {named} of {paths.num_stages} just now. Ask again soon.")
     if has_form and paths.lacks_forms:
         return NoPath(NO_FORMS[0].upper() + NO_FORMS[1:])
+    if is_refused:
+        return NoPath(REFUSED)
     of_it = "the model" if paths.num_stages == 1 else "a stage"
     return NoPath(f"All peers that serve {of_it} are busy, or do not answer. Ask again soon.")

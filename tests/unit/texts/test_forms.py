@@ -12,12 +12,13 @@ from unit.engine.test_step import CONFIG, CPU, vector_of
 from unit.texts.stages import FORMS, TOKENIZER, Served, drawn_by_the_whole, drawn_of, tokens_of, wanted
 from unit.texts.test_strangers import PROMPT as TOLD
 from unit.texts.test_strangers import heard, named, opening, word
-from weft.chat.grammar import Calls, Form, FormWanted, GrammarFault
+from weft.chat.grammar import Calls, Form, FormRefused, FormWanted, GrammarFault
 from weft.chat.vocabulary import Vocabulary
 from weft.engine.draw import Drawing, Drawn
 from weft.engine.engine import Wanted
 from weft.engine.step import KeysAndValues
 from weft.errors import ConfigError, WireError
+from weft.ids import PeerId
 from weft.texts import forms as reading
 from weft.texts import member as members
 from weft.texts.entry import TextOfMembers
@@ -239,7 +240,7 @@ def test_a_form_that_a_member_alone_cannot_follow_is_followed_by_another(monkeyp
     def fails(self: reading.Followed, tokens: Any) -> Any:
         if len(tokens) == 6 and not failed:
             failed.append(6)
-            raise GrammarFault("too large a step.")
+            raise GrammarFault("too large a step")
         return allowed_after(self, tokens)
 
     monkeypatch.setattr(reading.Followed, "allowed_after", fails)
@@ -284,6 +285,9 @@ def test_a_form_that_is_none_is_refused_and_one_of_too_many_that_wait_later(monk
         (stranger,), (first, last) = served.strangers, served.members
         assert await word(served, stranger, last, opening(stranger, last, **formed(good))) == "busy"
         monkeypatch.setattr(reading, "MAX_READING", 16)
+        monkeypatch.setattr(reading, "MAX_OF_ONE", 0)
+        assert await word(served, stranger, last, opening(stranger, last, **formed(good))) == "busy"
+        monkeypatch.setattr(reading, "MAX_OF_ONE", 4)
         for number, bad in enumerate((b"", b"start: /a*/", b'{"schema": {"type": "strange"}}', b"[" * 50_000)):
             call = opening(stranger, last, **formed(bad), **named(stranger, number))
             assert await word(served, stranger, last, call) == "no form"
@@ -350,7 +354,64 @@ def test_texts_with_forms_have_a_bound_of_their_own_and_who_has_most_gives_one_u
             assert await word(served, stranger, member, call) == ("held" if number < 4 else "busy")
         free = opening(stranger, member, **named(stranger, 9))
         assert await word(served, stranger, member, free) == "held"
+        later = opening(stranger, member, **formed(KINDS["schema"].to_json()), **named(stranger, 9), attempt=1)
+        assert await word(served, stranger, member, later) == "busy"
         assert [each.token for each in await drawn_of(served.entry.begin(asked))] == [each.token for each in expected]
+
+    served.run(play)
+
+
+async def test_who_gives_up_waiting_for_a_form_to_be_read_frees_no_place() -> None:
+    begun, go_on = asyncio.Queue[None](), asyncio.Event()
+    num_at_once = 0
+
+    async def run(work: Any) -> Any:
+        nonlocal num_at_once
+        num_at_once += 1
+        assert num_at_once == 1
+        begun.put_nowait(None)
+        await go_on.wait()
+        num_at_once -= 1
+        return work()
+
+    reader, form, one, other = reading.FormReader(FORMS, run), KINDS["schema"].to_json(), PeerId("a"), PeerId("b")
+    waiting = [asyncio.create_task(reader.read(one, form)) for _ in range(reading.MAX_OF_ONE)]
+    await begun.get()
+    for task in waiting:
+        task.cancel()
+    await asyncio.sleep(0)
+    assert await reader.read(one, form) is None
+    others = asyncio.create_task(reader.read(other, form))
+    go_on.set()
+    assert isinstance(await others, Form)
+    assert isinstance(await reader.read(one, form), Form)
+
+
+def test_after_a_wrong_guess_a_form_is_as_if_it_had_not_been() -> None:
+    (right,) = drawn_by_the_whole(again(of_form(KINDS["schema"])))
+    tokens = [each.token for each in right]
+    form = FORMS.made(KINDS["schema"])
+    followed = reading.Followed(form, 0, ())
+    for at in range(1, len(tokens)):
+        guess = next(int(each) for each in followed.allowed_after(tokens[:at]).nonzero()[0] if each != END)
+        followed.allowed_after([*tokens[:at], guess])
+        anew = form.copy()
+        for token in tokens[: at + 1]:
+            anew.take(token)
+        assert (followed.allowed_after(tokens[: at + 1]) == anew.allowed()).all()
+        assert followed.is_complete_after(tokens[: at + 1]) == anew.is_complete
+
+
+def test_a_form_that_every_member_refuses_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuses(*_: Any) -> Form:
+        raise FormRefused("it is none")
+
+    monkeypatch.setattr(reading.FormReader, "read", refuses)
+    served = Served((1, 1))
+
+    async def play() -> None:
+        with pytest.raises(NoPath, match="cannot hold answers to this form"):
+            await drawn_of(served.entry.begin(of_form(KINDS["tool"])))
 
     served.run(play)
 

@@ -43,7 +43,7 @@ def played(schedule: Scheduler) -> list[Row]:
     return rows
 
 
-def test_a_step_draws_for_all_and_reads_pieces_that_end_where_pages_end() -> None:
+def test_a_step_draws_for_all_and_reads_pieces_of_whole_grains() -> None:
     schedule = scheduler()
     short, long = text(10), text(FIRST_PIECE + 90, seed=1)
     schedule.add(short)
