@@ -85,7 +85,7 @@ def main() -> int:
         (__doc__ or "").split("\n\n", 1)[1].strip(),
         f"{report.load_line(load)} Medians of {arguments.turns} turns.",
         report.table(header, rows),
-        f"At most {MOST} times is asked for, and losses within {100 * NEAR:g} %.",
+        f"Aims: at most {MOST} times, and losses within {100 * NEAR:g} %.",
     ]
     report.write("exact", (__doc__ or "").splitlines()[0].rstrip("."), "python -m benchmarks.exact", sections)
     is_near = all(abs(float(str(row[-1]).split()[0])) <= 100 * NEAR for row in rows)

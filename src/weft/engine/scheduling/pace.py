@@ -12,6 +12,7 @@ from math import sqrt
 import numpy as np
 
 NUM_STEPS = 64
+_LEAST_S = 1e-9  # that a step takes
 
 
 class Pace:
@@ -81,9 +82,6 @@ class Pace:
                 return solved.get(0, 0.0), solved.get(1, 0.0), solved.get(2, 0.0), solved.get(3, 0.0)
             del known[worst]
         return 0.0, 0.0, 0.0, 0.0
-
-
-_LEAST_S = 1e-9
 
 
 def pairs_of(start: int, num: int) -> int:
