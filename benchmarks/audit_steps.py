@@ -3,9 +3,10 @@ for honest (`weft.verify.judge`).
 
     python -m benchmarks.audit_steps --text FILE --seed 100         # half an hour
 
-States of runs of two sizes, from several seeds and places, are taken one step further: by an auditor, by processes with
-other instruction sets and numbers of threads, and in ways that no honest peer takes. The threshold of bf16 was chosen on
-states of seeds 0 to 4, that of fp32 on other models. A case is found where the parameters or one of the optimizer's vectors lie farther apart than they may.
+States of runs of two sizes, from several seeds and places, are taken one step further: by an auditor, by processes
+with other instruction sets and numbers of threads, and in ways that no honest peer takes. The threshold of bf16 was
+chosen on states of seeds 0 to 4, that of fp32 on other models. A case is found where the parameters or one of the
+optimizer's vectors lie farther apart than they may.
 """
 
 import argparse
