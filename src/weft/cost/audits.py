@@ -72,7 +72,7 @@ class Audited:
         num_moments: vectors that the optimizer of training steps has.
         has_error: what a codec has left is a vector, too.
         num_steps: of a lease.
-        payload_nbytes: of one whole contribution.
+        payload_nbytes: of one whole contribution. `merged_nbytes`: of the result of one part.
     """
 
     customs: Customs
@@ -85,6 +85,7 @@ class Audited:
     has_error: bool
     num_steps: int
     payload_nbytes: int
+    merged_nbytes: int
 
     @property
     def every(self) -> int:
@@ -188,7 +189,8 @@ def cost_of(audited: Audited, speed: Speed) -> AuditCost:
         part_nbytes=part,
         memory_nbytes=memory_nbytes(audited),
         lease_nbytes=audited.state_nbytes + audited.end_nbytes,
-        payloads_nbytes=2 * audited.payload_nbytes,  # its own, and what was brought to its part
+        # its own, what was brought to its part, and the result of another's
+        payloads_nbytes=2 * audited.payload_nbytes + audited.merged_nbytes,
     )
 
 

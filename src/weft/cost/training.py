@@ -272,7 +272,7 @@ def activation_nbytes(
 
 
 # Of exact numbers: tokens whose queries are computed at a time, and what pieces of products are put into.
-_EXACT_TOKENS, _EXACT_ROOM_NBYTES = 64, 24 << 18
+EXACT_TOKENS, _EXACT_ROOM_NBYTES = 64, 24 << 18
 
 
 def exact_activation_nbytes(
@@ -286,7 +286,7 @@ def exact_activation_nbytes(
     """
     c, q, k, f = decoder.width, decoder.q_width, decoder.kv_width, decoder.ffn_width
     layer = 4 * (4 * c + 3 * q + 2 * k + 4 * f + decoder.has_qk_norm * (q + k))
-    layer += 2 * decoder.num_heads * (seq_len + _EXACT_TOKENS)
+    layer += 2 * decoder.num_heads * (seq_len + EXACT_TOKENS)
     layers = decoder.num_layers * 4 * c + layer if has_recompute else decoder.num_layers * layer
     matrix = 20 * max(decoder.vocab_size, 2 * f) * c
     mask = mask_nbytes(micro_batch, seq_len) if has_rows else 0

@@ -71,14 +71,16 @@ class Audits:
 
     def __init__(self) -> None:
         self._works: set[tuple[Round, PeerId]] = set()
-        self._rounds: set[Round] = set()  # an audit may be told of a round before all that are heard of
+        self._counted: set[tuple[Round, PeerId]] = (
+            set()
+        )  # an audit may be told of what no round that is heard of counts
         self._num_counted = self._num_steps = 0
         self._num_by: Counter[tuple[str, str]] = Counter()
         self._of: dict[PeerId, Found] = {}
 
     def count(self, round: Round, contributors: Collection[PeerId]) -> None:
         """A round counts what these contributed."""
-        self._rounds.add(round)
+        self._counted.update((round, peer) for peer in contributors)
         self._num_counted += len(contributors)
 
     def take(self, event: Audit) -> None:
@@ -94,7 +96,7 @@ class Audits:
     def now(self) -> AuditsNow:
         return AuditsNow(
             num_counted=self._num_counted,
-            num_audited=sum(round in self._rounds for round, _ in self._works),
+            num_audited=len(self._works & self._counted),
             num_steps=self._num_steps,
             num_by=dict(self._num_by),
             of=dict(self._of),

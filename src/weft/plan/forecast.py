@@ -240,6 +240,7 @@ def _audits(question: Question, load: Load, leased: dict[str, int]) -> AuditCost
         has_error=choices.feedback is not None,
         num_steps=max(1, leased[slowest.name] // question.tokens_per_step),
         payload_nbytes=load.payload_nbytes,
+        merged_nbytes=max(load.merged_nbytes),
     )
     is_free = slowest.is_processor_free
     speed = Speed(

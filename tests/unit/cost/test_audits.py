@@ -13,8 +13,8 @@ SPEED = Speed(step_s=2.0, hash_s=1e-6, merge_s=10.0)
 
 
 def audited(**fields: Any) -> Audited:
-    """Of a thousand parameters, ten training steps a lease, 500 bytes of payload, and so many rounds that the first
-    are nothing."""
+    """Of a thousand parameters, ten training steps a lease, 500 bytes of payload, 70 of the result of a part, and so
+    many rounds that the first are nothing."""
     usual: dict[str, Any] = {
         "customs": CUSTOMS,
         "rate": 0.1,
@@ -26,6 +26,7 @@ def audited(**fields: Any) -> Audited:
         "has_error": True,
         "num_steps": 10,
         "payload_nbytes": 500,
+        "merged_nbytes": 70,
     }
     return Audited(**(usual | fields))
 
@@ -42,7 +43,7 @@ def test_a_worker_makes_half_a_lease_again_and_an_auditor_what_was_drawn() -> No
     assert cost_of(audited(trace_every=100), SPEED).again_s == pytest.approx(0.1 * ((10 + 10) * 2 + 10))  # a lease
 
 
-def test_bytes_are_24_to_36_a_parameter_and_what_others_brought_to_a_part() -> None:
+def test_bytes_are_20_to_36_a_parameter_and_what_others_brought_to_a_part() -> None:
     found = cost_of(audited(), SPEED)
     assert found.step_nbytes == (24_000, 36_000)
     assert found.part_nbytes == 400
@@ -59,7 +60,7 @@ def test_memory_is_of_two_that_look_and_one_that_is_looked_at() -> None:
 
 def test_the_disk_keeps_so_many_rounds_and_in_short_ones_so_many_seconds() -> None:
     found = cost_of(audited(has_error=False), SPEED)
-    of_round, of_parts = 16_000, 1000
+    of_round, of_parts = 16_000, 1070
     assert found.disk_nbytes(60.0) == 21 * of_round + 17 * of_parts
     assert found.disk_nbytes(1.0) == 151 * of_round + 121 * of_parts
 

@@ -35,3 +35,7 @@ const before = moment.audits;
 assert.deepEqual([before.numCounted, before.numAudited, before.numSteps, before.numParts], [3, 1, 1, 0]);
 moment.at = Infinity;
 assert.equal(moment.audits.numAudited, 3);
+
+history.append({ audits: [[25, 0, 7, 4, true, 1, "equal", 1e-6]] }); // of one that the round did not count
+const beyond = moment.audits;
+assert.deepEqual([beyond.numCounted, beyond.numAudited, beyond.numSteps], [6, 3, 14]);

@@ -94,6 +94,13 @@ def test_an_audit_of_a_round_that_nobody_told_of_is_no_share_of_those_that_were(
     assert (now.num_counted, now.num_audited, now.num_steps) == (2, 0, 1)
 
 
+def test_no_more_contributions_are_audited_than_were_counted() -> None:
+    """Whoever tells of audits may name members that the round did not count."""
+    told = [said(A, commit(4, 200, A, B)), *(said(A, equal(4, PeerId(letter * 64))) for letter in "bcdef")]
+    now = history(said(A, started("anna")), *told).now.audits
+    assert (now.num_counted, now.num_audited, now.num) == (2, 1, 5)
+
+
 @pytest.mark.parametrize("distance", [math.nan, math.inf])
 def test_a_distance_that_is_no_number_is_none(distance: float) -> None:
     found = history(said(A, doubted(4, B, "differs", distance)), said(A, doubted(4, B, "whatever")))

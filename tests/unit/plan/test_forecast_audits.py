@@ -24,7 +24,8 @@ def test_a_plan_counts_audits_among_what_a_round_takes_and_moves() -> None:
     assert 0.7 < found.audited_speed < 0.95
     moved = found.traffic.sent_nbytes - without.traffic.sent_nbytes
     assert moved == pytest.approx(found.audits.traffic.sent_nbytes, rel=1e-2)  # and heartbeats of a longer round
-    assert found.audits.payloads_nbytes == 2 * load_of(question()).payload_nbytes
+    load = load_of(question())
+    assert found.audits.payloads_nbytes == 2 * load.payload_nbytes + max(load.merged_nbytes)
     assert found.audits.step_nbytes[0] == 4 * num_parameters(MODEL) * 5
     assert found.kept_nbytes > 0
     assert (without.audits, without.audited_speed, without.kept_nbytes) == (None, 1.0, 0)

@@ -45,7 +45,7 @@ export class Moment {
     this._sharesBeside = shares();
     this._links = new Fold(() => new Map(), link);
     this._audits = new Fold(noAudits, audit);
-    this._counted = new Fold(() => ({ num: 0, rounds: new Set() }), counted);
+    this._counted = new Fold(() => ({ num: 0, works: new Set() }), counted);
     this._usage = new Fold(() => ({ lastOf: [], byRound: new Map() }), use);
   }
 
@@ -141,8 +141,8 @@ export class Moment {
   get audits() {
     const { rows, moves } = this.history;
     const sum = this._audits.to(rows.audits, this.count("audits"), moves.audits);
-    const { num, rounds } = this._counted.to(rows.rounds, this.count("rounds"), moves.rounds);
-    const numAudited = [...sum.works.values()].filter((round) => rounds.has(round)).length;
+    const { num, works } = this._counted.to(rows.rounds, this.count("rounds"), moves.rounds);
+    const numAudited = [...sum.works].filter((work) => works.has(work)).length;
     return { numCounted: num, numAudited, numSteps: sum.numSteps, numParts: sum.numParts, of: sum.of };
   }
 
@@ -216,16 +216,16 @@ function link(sum, row) {
 
 function counted(sum, [, number, , , , , contributors]) {
   sum.num += contributors.length;
-  sum.rounds.add(number);
+  for (const peer of contributors) sum.works.add(`${number} ${peer}`);
 }
 
 function noAudits() {
-  return { works: new Map(), numSteps: 0, numParts: 0, of: new Map() };
+  return { works: new Set(), numSteps: 0, numParts: 0, of: new Map() };
 }
 
 function audit(sum, [, , member, round, isSteps, num, result, distance]) {
   if (isSteps) {
-    sum.works.set(`${round} ${member}`, round);
+    sum.works.add(`${round} ${member}`);
     if (result !== "unanswered") sum.numSteps += num;
   } else sum.numParts += 1;
   if (!sum.of.has(member)) sum.of.set(member, { nums: {}, distance: null });

@@ -74,6 +74,8 @@ DOUBTED = -1  # in place of a state's number: a fault was found with the work
 CALL_S = 20.0
 SALT_NBYTES = 32
 
+OnWork = Callable[[Work], object]
+
 
 @dataclass(frozen=True)
 class Audit:
@@ -136,7 +138,7 @@ class Auditor:
         self._on_found = on_found
         self._client = StateClient(context.node, context.compute, context.clock)
         self._begun: dict[tuple[Digest, int], None] = {}  # works and states before steps: each is looked at once
-        self._sought = set[Digest]()  # works that are asked for
+        self._sought = dict[Digest, dict[PeerId, OnWork]]()  # works that are asked for, and whose tickets wait for them
         self._shape = shape_of(trainer)  # of each state
 
     def follow(
@@ -160,7 +162,7 @@ class Auditor:
             if (work := self._rounds.works.known(name)) is not None:
                 begin(work)
             else:
-                self._seek(name, peer, begin)
+                self._seek(name, peer, ticket, begin)
 
     def _drawn(
         self, round: Round, name: Digest, ticket: Signed, rate: float, num_electors: int, trace_every: int, work: Work
@@ -178,7 +180,7 @@ class Auditor:
             return False
         if (work := self._rounds.works.known(name)) is not None:
             return self._doubted(letter, verdict, audits.trace_every, work)
-        self._seek(name, PeerId(verdict.peer), partial(self._doubted, letter, verdict, audits.trace_every))
+        self._seek(name, PeerId(verdict.peer), letter, partial(self._doubted, letter, verdict, audits.trace_every))
         return True
 
     def _doubted(self, letter: Signed, verdict: Finding, trace_every: int, work: Work) -> bool:
@@ -191,21 +193,23 @@ class Auditor:
         self._begin(verdict.round, name, work, doubted, letter)
         return True
 
-    def _seek(self, name: Digest, peer: PeerId, then: Callable[[Work], object]) -> None:
+    def _seek(self, name: Digest, peer: PeerId, ticket: Signed, then: OnWork) -> None:
         """Ask for a work that a process before this one may have heard, and go on once it is here."""
         if name not in self._sought:
-            self._sought.add(name)
-            self._tasks.spawn(self._find(name, peer, then))
+            self._sought[name] = {}
+            self._tasks.spawn(self._find(name, peer))
+        self._sought[name].setdefault(ticket.signer, then)
 
-    async def _find(self, name: Digest, peer: PeerId, then: Callable[[Work], object]) -> None:
+    async def _find(self, name: Digest, peer: PeerId) -> None:
         patience = self._patience()
         while not patience.is_over and self._has_vote(peer):
             work = await self._rounds.works.fetch(name, [peer])
             if work is not None:
-                then(work)
+                for then in self._sought[name].values():
+                    then(work)
                 break
             await asyncio.sleep(ASK_AGAIN_S)
-        self._sought.discard(name)
+        del self._sought[name]
 
     def _begin(self, round: Round, name: Digest, work: Work, link: Link, ticket: Signed) -> None:
         if (name, link.before) in self._begun:

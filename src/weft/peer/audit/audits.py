@@ -144,7 +144,7 @@ class Audits:
         self._taken.kept.sweep(manifest)
         if manifest.has_result and (results := self._taken.kept.beside(manifest)):
             self._tasks.spawn(self._taken.kept.keep(results))
-        self._taken.merges.sweep(manifest)
+        self._taken.merges.sweep()
         self._taken.counters.follow(manifest)
         self._decided(manifest)
         self._draw(manifest)

@@ -44,15 +44,25 @@ from weft.sync.records.acts import Weighed
 from weft.sync.records.charter import Charter, FalseWork
 from weft.sync.records.counters import WITHIN, due, of, why_none
 from weft.sync.records.messages import Certificate, Collect, Manifest, next_base, parts_in
-from weft.sync.round.shares import weighed
+from weft.sync.round.shares import is_plain, weighed
 from weft.wire import MAX_RECORD_NBYTES, Buffer, decode, digest_of, encode
 
 MAX_LIST_NBYTES = 2 * HASH_NBYTES * MAX_MEMBERS
 SMALL_S = 20.0
 MOST_TRIES = 2
 DISAGREED = "the members that judged it did not say alike what was counted of it"
+MIXED = "that round had taken in what a branch had trained, or taken out another false work"
 CHANGED = "the method was changed meanwhile"
 LOST = "not all that it takes was kept by somebody"
+
+
+def why_not(head: Head, before: Head) -> str:
+    """Return why nothing can be taken out of what a round has counted; empty: it can.
+
+    Args:
+        before: what it began at.
+    """
+    return why_none(before.charter.settings.method) or ("" if is_plain(head.manifest) else MIXED)
 
 
 class Counters:
@@ -80,7 +90,7 @@ class Counters:
         if (known := self._counted(round, work)) is None:
             return UNSET
         head, before = known
-        if why_none(before.charter.settings.method):
+        if why_not(head, before):
             return UNSET
         return weighed(next_base(before.manifest, before.charter), head.manifest, before.manifest.leases, peer) or UNSET
 
@@ -211,8 +221,7 @@ class Counters:
             return
         false = of(self._replica.charter, peer)
         if false is None or false.round != round:
-            _, before = known
-            self._tell_stays(manifest, peer, round, why_none(before.charter.settings.method) or DISAGREED)
+            self._tell_stays(manifest, peer, round, why_not(*known) or DISAGREED)
         elif manifest.round > round + WITHIN:
             self._tell_stays(manifest, peer, round, self._why(false))
 

@@ -1,9 +1,10 @@
 """What others may need of rounds gone by: parts of payloads and results on disk, and which parts each payload has.
 
-    traces/parts/    files by their digests, for as long as auditors may ask
+    traces/parts/    files by their digests, for as long as a later round may take them out, or auditors ask for them
 
 A manifest names a payload by the digest of its parts' digests, one after the other: so these bytes are a blob, too, and
-who knows the manifest alone can fetch them.
+who knows the manifest alone can fetch them. Owners write down what they take out of a round, so auditors of that round
+find those parts with them. Lists are kept until these audits are over, too.
 
 Failure:
 - the disk does not take a file: this peer could not answer. `DataError` or `DiskFull` ends it.
@@ -19,11 +20,13 @@ from weft.ids import Digest, PeerId, Round
 from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S
 from weft.peer.context import Context
 from weft.peer.round.driver import RoundDriver
+from weft.sync.records.counters import WITHIN
 from weft.sync.records.messages import Collect, Manifest, counted, list_of
 from weft.wire import Buffer, digest
 
 # Both over: others ask again once one has asked in vain, and until `2 * ANSWER_ROUNDS` after the round.
-KEPT_ROUNDS, KEPT_S = 4 * ANSWER_ROUNDS, 4 * ANSWER_S
+KEPT_ROUNDS, KEPT_S = max(WITHIN, 4 * ANSWER_ROUNDS), 4 * ANSWER_S
+LISTED_ROUNDS = WITHIN + 2 * ANSWER_ROUNDS  # the last round that may take out what this one counts is audited, too
 
 
 @dataclass
@@ -44,6 +47,7 @@ class Kept:
         now, round = context.clock.now(), rounds.chain.head.round
         self._files = {Digest(path.name): _Since(round, now) for path in self._folder.glob("*")}
         self._lists = dict[Digest, tuple[Round, bytes]]()
+        self._listed = dict[Round, float]()  # until when a later round could take out what these count
         rounds.merger.on_brought(self.keep)
         context.node.serve_blobs(self._lookup, is_patient=True)
 
@@ -100,6 +104,11 @@ class Kept:
         """Note which parts the payloads have that a round has counted."""
         lists = map(list_of, (each.parts for each in plan.contributions))
         self._lists |= {digest(each): (round, each) for each in lists}
+        self._listed[round] = self._context.clock.now()
+
+    def is_listed(self, round: Round) -> bool:
+        """Return whether others may still ask for what is noted of a round."""
+        return round in self._listed
 
     def sweep(self, manifest: Manifest) -> None:
         """Let go of what nobody can ask for any more, after a round."""
@@ -109,7 +118,13 @@ class Kept:
                 with suppress(OSError):
                     (self._folder / name).unlink(missing_ok=True)
                 del self._files[name]
-        self._lists = {name: known for name, known in self._lists.items() if known[0] >= oldest}
+        self._listed |= {each: now for each in self._listed if manifest.round - each <= WITHIN}
+        self._listed = {
+            each: at
+            for each, at in self._listed.items()
+            if manifest.round - each <= LISTED_ROUNDS or now - at <= KEPT_S
+        }
+        self._lists = {name: known for name, known in self._lists.items() if self.is_listed(known[0])}
 
 
 def is_plan_of(plan: Collect, manifest: Manifest) -> bool:

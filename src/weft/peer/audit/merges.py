@@ -29,7 +29,7 @@ from weft.events import Notice
 from weft.ids import Digest, PeerId, Round, short
 from weft.peer.audit.counters import Counters
 from weft.peer.audit.heads import Head, Heads
-from weft.peer.audit.kept import KEPT_ROUNDS, Kept, is_plan_of
+from weft.peer.audit.kept import Kept, is_plan_of
 from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Found, Patience
 from weft.peer.context import Context
 from weft.peer.round.driver import RoundDriver
@@ -105,15 +105,15 @@ class Merges:
     def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
         return next((shown[wanted] for _, shown in self._shown.values() if wanted in shown), None)
 
-    def sweep(self, manifest: Manifest) -> None:
-        """Forget what nobody can ask for any more, after a round."""
-        oldest = manifest.round - KEPT_ROUNDS
-        for name in [name for name, each in self._known.items() if each.manifest.round < oldest]:
+    def sweep(self) -> None:
+        """Forget what nobody can ask for any more, once `Kept` has."""
+        is_listed = self._kept.is_listed
+        for name in [name for name, each in self._known.items() if not is_listed(each.manifest.round)]:
             with suppress(OSError):
                 (self._heard / name).unlink(missing_ok=True)
             del self._known[name]
-        self._begun = {key: round for key, round in self._begun.items() if round >= oldest}
-        self._shown = {name: shown for name, shown in self._shown.items() if shown[0] >= oldest}
+        self._begun = {key: round for key, round in self._begun.items() if is_listed(round)}
+        self._shown = {name: shown for name, shown in self._shown.items() if is_listed(shown[0])}
 
     # --- audits ---
 

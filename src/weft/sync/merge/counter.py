@@ -8,7 +8,8 @@ m is the mean of what is brought to this round, c what the other has moved by th
     c_i = r_i - sum over others j of (v_j / t) x_ji   in those that X has merged: r is what it said they came to
 
 v are the weights of that round's mean, t is their sum, with that of what was late. What X has brought to its own parts
-nobody else has, and it need not show it, nor have merged it; what others have brought, they keep.
+nobody else has, and it need not show it, nor have merged it; what others have brought, they keep. Were r itself less
+by another false work, c would put that back: of such a round nothing is taken out (`weft.sync.round.shares.weighed`).
 
 In float64, one rounding per operation, and one more to fp32 at the end, as in `mean`: equal on every machine. The other
 round was cut otherwise: of each of its parts that lies across this one, what lies there is taken.

@@ -25,7 +25,7 @@ from weft.sync.records.charter import MAX_BANNED, Charter, FalseWork
 from weft.sync.records.messages import MAX_COUNTERS, Base
 from weft.wire import digest_of
 
-WITHIN = 16  # rounds: for so long payloads are kept
+WITHIN = 16  # rounds: for so long payloads are kept (`weft.peer.audit.kept`)
 
 LINEAR = SgdConfig | NesterovConfig | DelayedNesterovConfig
 

@@ -123,17 +123,23 @@ def awaited_weight(
     return settings.seq_len * sum(lease.num_windows for lease in due if lease.peer in awaited)
 
 
+def is_plain(manifest: messages.Manifest) -> bool:
+    """Return whether results of a round are the mean of what members have trained for it, and of nothing else."""
+    return not manifest.counters and all(each.legacy is None for each in manifest.contributions)
+
+
 def weighed(base: messages.Base, manifest: messages.Manifest, leases: Iterable[Lease], peer: PeerId) -> Weighed | None:
     """Return what the mean of a round was made of that has counted a peer's own work; None: it cannot be taken out.
 
-    A legacy is made shorter where parts are merged, so of what is beside one less is known.
+    A legacy is made shorter where parts are merged, so of what is beside one less is known. Where that round has taken
+    out another false work, its results are less than what was brought to it.
 
     Args:
         base: of the round; manifest: that has decided it.
         leases: of the round.
     """
     mine, charter = messages.own_work(manifest, peer), base.charter
-    if mine is None or not weight_of(charter, mine) or any(each.legacy for each in manifest.contributions):
+    if mine is None or not weight_of(charter, mine) or not is_plain(manifest):
         return None
     return Weighed(
         branch=manifest.branch,

@@ -14,6 +14,7 @@ from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from weft.cost.training import EXACT_TOKENS
 from weft.training.numerics.grids import (
     LOG2_E,
     MOST_POWER,
@@ -38,7 +39,7 @@ from weft.training.numerics.grids import (
 )
 
 _ONE = torch.ones(())
-TOKENS = 64  # whose queries are computed at a time: keys that none of them sees are left out
+TOKENS = EXACT_TOKENS  # whose queries are computed at a time: keys that none of them sees are left out
 
 
 class Seen(NamedTuple):

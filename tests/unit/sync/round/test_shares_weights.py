@@ -132,3 +132,5 @@ def test_a_verdict_says_what_the_mean_was_made_of_that_has_counted_a_work() -> N
     assert (found.manifest, found.weights) == (digest_of(manifest), (8, 8))
     assert found.late == awaited_weight(base.charter, plan.awaited, leased, base.uncounted) > 0
     assert weighed(base, manifest, leased, base.electorate[2]) is None, "it was not counted"
+    less = msgspec.structs.replace(manifest, counters=(base.electorate[2],))
+    assert weighed(base, less, leased, base.electorate[0]) is None, "its results are less by another false work"

@@ -1,0 +1,86 @@
+"""What an auditor does with a work that it has to ask for."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from charters import charter
+from unit.peer.audit.test_heads import STATE, a_row
+from unit.sync.test_governance_audits import ACCUSED, OTHERS, finding
+from weft.clock import VirtualClock
+from weft.ids import Digest, Tokens
+from weft.peer.audit import auditor
+from weft.peer.audit.auditor import Auditor
+from weft.peer.audit.heads import Heads
+from weft.sync.records.charter import AuditTerms
+from weft.sync.records.messages import Counted
+from weft.sync.records.work import Segment, Work
+from weft.tasks import Tasks
+from weft.verify.draw import Draw
+from weft.wire import digest, digest_of, seal
+
+ME, ACCUSER, SECOND = OTHERS[:3]
+NAME = digest(b"the signed work")
+WORK = Work(
+    run="ab" * 32,
+    branch="ab" * 32,
+    round=1,
+    peer=ACCUSED,
+    segments=(Segment(head="00" * 32, round=0, holder=ACCUSED, num_steps=100),),
+    follows=None,
+    num_before=0,
+    trace="00" * 32,
+    payload="00" * 32,
+    tokens=Tokens(800),
+    error=None,
+    left=None,
+)
+
+
+def test_a_work_that_is_doubted_while_it_is_asked_for_is_audited_as_it_was_drawn_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, begun = VirtualClock(), list[tuple[str, int]]()
+    first, second = a_row(2)
+    brings = Counted(peer=ACCUSED, tokens=Tokens(800), payload=digest(b"payload"), work=NAME)
+    second = replace(second, contributions=(brings,))
+    rules = replace(charter(1), audits=AuditTerms(rate=1.0, trace_every=1))
+    heads = Heads(tmp_path / "heads.bin", lambda _event: None)
+    for each in (first, second):
+        heads.note(each, rules, STATE, 0.0)
+
+    async def fetch(_name: Digest, _peers: Any) -> Work:
+        await asyncio.sleep(1.0)
+        return WORK
+
+    monkeypatch.setattr(auditor, "shape_of", lambda _trainer: ())
+    monkeypatch.setattr(auditor, "StateClient", lambda *_: None)
+    monkeypatch.setattr(
+        Auditor, "_begin", lambda _self, _round, _name, _work, link, ticket: begun.append((ticket.signer, link.before))
+    )
+    base = SimpleNamespace(electorate=(ME.peer, ACCUSED))
+    rounds: Any = SimpleNamespace(
+        chain=SimpleNamespace(head=second, base=base), works=SimpleNamespace(known=lambda _name: None, fetch=fetch)
+    )
+    context: Any = SimpleNamespace(node=SimpleNamespace(peer=ME.peer), clock=clock, compute=None)
+    trainer: Any = None
+    replica: Any = SimpleNamespace(charter=rules)
+    draw = Draw(run="ab" * 32, branch="ab" * 32, round=1, manifest=digest_of(second))
+    doubts = [(who, finding(who, round=1, before=before, work=NAME)) for who, before in ((ACCUSER, 3), (SECOND, 5))]
+
+    async def scenario() -> None:
+        tasks = Tasks()
+        made = Auditor(context, trainer, replica, rounds, heads, tasks, lambda _audit, _found: None)
+        for who, verdict in doubts:
+            assert made.look_again(seal(who, verdict), verdict)
+        made.follow(second, seal(ME, draw), base.electorate, lambda _peer: 1.0)
+        await asyncio.sleep(5.0)
+        assert len(tasks) == 0
+
+    clock.run(scenario())
+    assert [who for who, _ in begun] == [ACCUSER.peer, ME.peer], "of those who doubt it, the first"
+    assert begun[0] == (ACCUSER.peer, 3)
