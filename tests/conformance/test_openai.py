@@ -15,9 +15,9 @@ import pytest
 import uvicorn
 from pydantic import BaseModel
 
+from unit.chat.test_grammar import schemas
 from unit.engine.test_step import CPU, vector_of
 from unit.serve.scripted import Script, scripted
-from unit.serve.test_grammar import schemas
 from weft import rng
 from weft.data.tokenizer import ByteTokenizer
 from weft.engine.engine import Engine

@@ -95,7 +95,7 @@ def test_what_is_not_a_number_does_not_become_one() -> None:
 # --- training steps ---
 
 
-@pytest.mark.parametrize("num_threads", [1, pytest.param(2, marks=pytest.mark.full)])  # threads wait for each other
+@pytest.mark.parametrize("num_threads", [1, pytest.param(2, marks=pytest.mark.slow)])  # threads wait for each other
 def test_training_steps_are_the_same_to_the_bit_with_any_number_of_threads(num_threads: int, tmp_path: Path) -> None:
     before = torch.get_num_threads()
     try:
