@@ -2,16 +2,20 @@
 
     seconds = a + b * rows that draw + c * tokens that are read + d * pairs of one of them and one before it
 
-by least squares of relative errors over the last steps, of those that read and those that did not, each of a to d at
-least 0. A token at the end of a long prompt looks at all before it: that may take as long as all else.
+by least squares of relative errors over the last steps: a and b of those that only draw, c and d of what those that
+read took longer; each at least 0. A token at the end of a long prompt looks at all before it: that may take as long as
+all else.
 """
 
 from collections import deque
 from math import sqrt
 
 import numpy as np
+from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]  # by step, and by term
 NUM_STEPS = 64
+ENOUGH = 8  # steps that only draw, to know what drawing takes
 _LEAST_S = 1e-9  # that a step takes
 
 
@@ -69,19 +73,38 @@ class Pace:
         return self._fit
 
     def _solve(self) -> tuple[float, float, float, float]:
-        steps = np.array([*self._drawing, *self._reading], dtype=np.float64).reshape(-1, 4)
-        known = [0, *(column for column in (1, 2, 3) if np.ptp(steps[:, column - 1]) > 0)] if len(steps) else []
-        weights = 1 / np.maximum(steps[:, 3:], _LEAST_S)
-        terms = np.column_stack((np.ones(len(steps)), steps[:, :3])) * weights
-        while known:  # what would be negative is left out, the most negative first
-            size = np.abs(terms[:, known]).max(0)  # pairs are thousands of times as many as rows
-            found = np.linalg.lstsq(terms[:, known] / size, (steps[:, 3:] * weights)[:, 0], rcond=None)[0]
-            worst = int(found.argmin())
-            if found[worst] >= 0:
-                solved = dict(zip(known, map(float, found / size), strict=True))
-                return solved.get(0, 0.0), solved.get(1, 0.0), solved.get(2, 0.0), solved.get(3, 0.0)
-            del known[worst]
-        return 0.0, 0.0, 0.0, 0.0
+        drawing, reading = (np.array(each, dtype=np.float64).reshape(-1, 4) for each in (self._drawing, self._reading))
+        if len(drawing) >= ENOUGH:  # they alone tell what drawing takes
+            a, b = _fitted(_with_one(drawing[:, :1]), drawing[:, 3], drawing[:, 3])
+            c, d = _fitted(reading[:, 1:3], reading[:, 3] - a - b * reading[:, 0], reading[:, 3])
+            if c + d > 0 or not len(reading):
+                return a, b, c, d
+        steps = np.concatenate((drawing, reading))
+        a, b, c, d = _fitted(_with_one(steps[:, :3]), steps[:, 3], steps[:, 3])
+        return a, b, c, d
+
+
+def _with_one(terms: Floats) -> Floats:
+    return np.column_stack((np.ones(len(terms)), terms))
+
+
+def _fitted(terms: Floats, wanted: Floats, took_s: Floats) -> list[float]:
+    """Return what each term is taken times, at least 0, for the least squares of errors relative to `took_s`.
+
+    A term that is the same in all steps is told apart from no constant before it: it is left out.
+    """
+    found = [0.0] * terms.shape[1]
+    known = [at for at in range(terms.shape[1]) if len(terms) and (at == 0 or np.ptp(terms[:, at]) > 0)]
+    weights = 1 / np.maximum(took_s, _LEAST_S)
+    while known:  # what would be negative is left out, the most negative first
+        size = np.maximum(np.abs(terms[:, known]).max(0), 1e-300)  # pairs are thousands of times as many as rows
+        some = np.linalg.lstsq(terms[:, known] / size * weights[:, None], wanted * weights, rcond=None)[0]
+        if some.min() >= 0:
+            for at, value in zip(known, (some / size).tolist(), strict=True):
+                found[at] = value
+            return found
+        del known[int(some.argmin())]
+    return found
 
 
 def pairs_of(start: int, num: int) -> int:
