@@ -19,13 +19,13 @@ Which world is wrong:
     Free        nothing is lost any more, and who has cheated is neither struck out nor counted as silent
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from model.search import num_reached
 from model.world import first_base, ones
 from weft.ids import Digest, PeerId, Round
 from weft.keys import Identity
@@ -163,16 +163,7 @@ class AuditSearch:
         Raises:
             Wrong: in one of them.
         """
-        first = self._first()
-        seen, waiting = {first}, deque([first])
-        while waiting:
-            world = waiting.popleft()
-            self._check_end(world)
-            for after in self._following(world):
-                if after not in seen:
-                    seen.add(after)
-                    waiting.append(after)
-        return len(seen)
+        return num_reached(self._first(), self._check_end, self._following)
 
     def _first(self) -> World:
         members = tuple(self._begun(Member(), number) for number in self.bounds.honest)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from model.search import num_reached
 from weft.engine.draw import Drawn
 from weft.ids import PeerId
 from weft.texts import sequence as members
@@ -174,16 +175,11 @@ class Search:
         Raises:
             Wrong: in one of them.
         """
-        first = self._first()
-        seen, waiting = {first}, deque([first])
-        while waiting:
-            world = waiting.popleft()
-            self._check_end(world)
-            for after in self._following(world) if self._asker(world).ended is None else ():
-                if after not in seen:
-                    seen.add(after)
-                    waiting.append(after)
-        return len(seen)
+        return num_reached(
+            self._first(),
+            self._check_end,
+            lambda world: self._following(world) if self._asker(world).ended is None else (),
+        )
 
     def _first(self) -> World:
         text, effects = texts.begun(PROMPT, self.bounds.num_tokens, KEY)
