@@ -12,6 +12,7 @@ to the bit where numbers are exact, else up to rounding, for matmuls of other sh
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from weft.engine.attention import Group, kept_of, vector_nbytes
 from weft.engine.batch import Batch, Piece, Spread
 from weft.engine.graphs import Compute, Graphs
 from weft.engine.numbers import MATRICES, Kind, Matrix, normed
+from weft.engine.scheduling.groups import least_padded
 from weft.engine.scheduling.pages import PAGE, num_pages
 from weft.model.config import ModelConfig
 from weft.model.flat import layout
@@ -337,15 +339,12 @@ def _last(pieces: Sequence[Piece], spans: Sequence[slice]) -> list[int]:
 
 
 def _alike(rows: Sequence[Piece]) -> list[list[Piece]]:
-    """Cut pieces, sorted by their length and then their place, so that none is padded to more than twice its pages."""
+    """Cut pieces, sorted by their length and then their place, into those that are computed together."""
     found: list[list[Piece]] = []
-    for piece in rows:
-        first = found[-1][0] if found else piece
-        is_as_long = len(first.tokens) == len(piece.tokens) and num_pages(piece.stop) <= 2 * num_pages(first.stop)
-        if found and is_as_long:
-            found[-1].append(piece)
-        else:
-            found.append([piece])
+    for _, pieces in groupby(rows, key=lambda piece: len(piece.tokens)):
+        some = list(pieces)
+        stops = least_padded([num_pages(piece.stop) for piece in some])
+        found += [some[start:stop] for start, stop in pairwise((0, *stops))]
     return found
 
 
