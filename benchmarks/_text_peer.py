@@ -51,7 +51,7 @@ from weft.net.node import Node
 from weft.net.transport.tls import TlsConfig, TlsTransport
 from weft.pipeline.link import StageLink
 from weft.texts import guessed
-from weft.texts.entry import Entry
+from weft.texts.asking.entry import Entry
 from weft.texts.member import Member, listen
 from weft.texts.section import Section
 

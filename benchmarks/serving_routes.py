@@ -22,7 +22,7 @@ from weft.clock import cpu_s
 from weft.sim.scenario import Lined
 from weft.sim.serving.play import Served, Spans, Stage, play
 from weft.sim.serving.scenario import Churn, Server, ServingScenario, Texts
-from weft.texts.path import Paths
+from weft.texts.asking.path import Paths
 
 STAGES, SEED = 6, 1
 MACHINES, TEXTS = 300, 2000
@@ -103,8 +103,9 @@ def _report(name: str, found: list[Figures], options: argparse.Namespace) -> Non
         command += f" --machines {options.machines} --texts {options.texts}"
     sections = [
         "Texts come by chance; prompts and answers have 32 tokens on average. All three minimise the same sum "
-        "(`texts/path.py`), and know other things of members: what these told up to two seconds ago, and what was sent "
-        "to them since; what is true at the moment of choice; what they told, but of what waits there nothing.",
+        "(`texts/asking/path.py`), and know other things of members: what these told up to two seconds ago, and "
+        "what was sent to them since; what is true at the moment of choice; what they told, but of what waits there "
+        "nothing.",
         "Milliseconds between two tokens of a text, and from asking to the first:",
         table(SPANS, [_spans(each) for each in found]),
         *_ratios(by_route),

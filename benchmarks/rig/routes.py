@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from weft.ids import PeerId
 from weft.sim.serving.machines import Machine
 from weft.sim.serving.play import Stage
-from weft.texts.path import Figures, Link, Paths, Reserved
+from weft.texts.asking.path import Figures, Link, Paths, Reserved
 
 ON_ITS_WAY_S = 0.1  # after which what was asked for has come to its members
 ANY_BPS = 1e12

@@ -19,10 +19,10 @@ from model.search import num_reached
 from weft.engine.draw import Drawn
 from weft.ids import PeerId
 from weft.texts import sequence as members
-from weft.texts import text as texts
+from weft.texts.asking import text as texts
+from weft.texts.asking.text import Text
 from weft.texts.chain import Chain, chain_of
 from weft.texts.sequence import Held, Marks, Rows, Sequence
-from weft.texts.text import Text
 
 KEY = bytes(32)
 PROMPT = (7,)

@@ -17,8 +17,8 @@ from weft.pipeline.link import StageLink
 from weft.run.config import RunConfig
 from weft.sim.world import SECRET
 from weft.stages.asking import meeting
+from weft.texts.asking.entry import Entry
 from weft.texts.beside.serving import cut_of
-from weft.texts.entry import Entry
 from weft.texts.member import listen
 
 

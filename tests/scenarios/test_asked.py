@@ -24,10 +24,10 @@ from weft.rng import stream
 from weft.run.staged import StagedConfig
 from weft.stages.holdings import MOVES
 from weft.texts import section
+from weft.texts.asking.entry import Entry
+from weft.texts.asking.no_path import NoPath
 from weft.texts.beside import serving, versions
 from weft.texts.beside.serving import Serving
-from weft.texts.entry import Entry
-from weft.texts.no_path import NoPath
 
 Copies = dict[tuple[int, int], torch.Tensor]  # of a piece after a round
 PROMPT = (3, 1, 4, 1, 5)

@@ -26,12 +26,12 @@ from weft.sim.world import Member
 from weft.sync.method.presets import DPsgdConfig
 from weft.tasks import Inline
 from weft.texts import section
+from weft.texts.asking.entry import Entry
+from weft.texts.asking.no_path import NoPath
 from weft.texts.beside import share, versions
 from weft.texts.beside.serving import Serving
 from weft.texts.beside.share import Beside
-from weft.texts.entry import Entry
 from weft.texts.member import Member as TextMember
-from weft.texts.no_path import NoPath
 from weft.texts.section import Section
 
 PROMPT = (3, 1, 4, 1, 5)

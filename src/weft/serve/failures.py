@@ -11,7 +11,7 @@ from typing import Any
 
 from weft.engine.engine import Full, Unread
 from weft.errors import ConfigError, WeftError
-from weft.texts.no_path import NoPath
+from weft.texts.asking.no_path import NoPath
 
 
 class Fault(WeftError):

@@ -29,7 +29,7 @@ from weft.serve.metrics import Metrics
 from weft.serve.schemas import TextRequest, stops_of
 from weft.serve.text import Likely, Unfolding, likely
 from weft.serve.tools import Style, style_of
-from weft.texts.entry import TextOfMembers
+from weft.texts.asking.under_way import TextOfMembers
 
 _SEED = "weft 2026 serve seed v1"
 _SALT = "weft 2026 serve salt v1"

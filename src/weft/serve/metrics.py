@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from weft.clock import Clock, SystemClock
 from weft.engine.engine import Totals
 from weft.engine.scheduling.pages import PAGE
-from weft.texts.entry import Entry
+from weft.texts.asking.entry import Entry
 
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
 

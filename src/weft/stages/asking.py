@@ -33,8 +33,8 @@ from weft.run.staged import StagedConfig
 from weft.stages.gather.visit import introduced, visiting
 from weft.stages.messages import StageNews
 from weft.tasks import Tasks
+from weft.texts.asking.entry import Entry
 from weft.texts.beside.serving import cut_of
-from weft.texts.entry import Entry
 from weft.texts.member import NEWS_S, listen
 
 LOOKING = StageNews(held=(), kept=(), is_trainer=False)  # nobody stays for it at the run's end

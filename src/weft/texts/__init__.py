@@ -1,8 +1,8 @@
 """Texts by members of a run: each stage's computes its layers, whoever asks keeps the text. A whole model is one stage.
 
-    text, sequence    what the two sides decide: pure
-    path              which members, one of each stage
-    member, entry     the same with a network and a device; held: what a member has of one text
+    asking            the side of whoever asks: which members, and what they are told
+    sequence          what a member decides: pure
+    member            the same with a network and a device; held: what it has of one text
     forms             answers of a form
     receipts          receipts of what was computed
 

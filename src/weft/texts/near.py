@@ -18,8 +18,8 @@ from weft.clock import Clock
 from weft.errors import CallFailed, NetError, PeerError, Refused
 from weft.ids import PeerId
 from weft.pipeline.link import StageLink
+from weft.texts.asking.path import FIRST_BPS
 from weft.texts.messages import MAX_LINKS, HowNear, IsNear, Near, SectionServed
-from weft.texts.path import FIRST_BPS
 
 NEW_S = 0.1  # between two questions, while there is somebody who was never asked
 AGAIN_S = 2.0

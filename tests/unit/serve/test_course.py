@@ -14,8 +14,8 @@ from weft.engine.engine import Engine, Wanted
 from weft.ids import PeerId
 from weft.serve.generation import Model
 from weft.serve.metrics import Metrics
-from weft.texts.entry import TextOfMembers
-from weft.texts.path import Course
+from weft.texts.asking.path import Course
+from weft.texts.asking.under_way import TextOfMembers
 
 ANNA, BEN, CARL = (PeerId(letter * 64) for letter in "abc")
 BEGUN = {"members": ["aaaaaaaa", "bbbbbbbb"], "rounds": [{"round": 7, "after_tokens": 0}], "mends": [], "num_mends": 0}

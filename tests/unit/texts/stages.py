@@ -29,7 +29,7 @@ from weft.net.transport.memory import MemoryNetwork
 from weft.pipeline.link import StageLink
 from weft.store.chunks import raw
 from weft.tasks import Inline
-from weft.texts.entry import Entry
+from weft.texts.asking.entry import Entry
 from weft.texts.forms import FormReader
 from weft.texts.member import Member, listen
 from weft.texts.receipts.receipt import weights_digest

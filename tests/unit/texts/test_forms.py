@@ -21,10 +21,10 @@ from weft.errors import ConfigError, WireError
 from weft.ids import PeerId
 from weft.texts import forms as reading
 from weft.texts import member as members
-from weft.texts.entry import TextOfMembers
+from weft.texts.asking.no_path import NoPath
+from weft.texts.asking.under_way import TextOfMembers
 from weft.texts.held import HeldText
 from weft.texts.messages import MAX_FORM_NBYTES, OpenSequence, ResumeSequence, RowsOfText, TextRows, drawn_how
-from weft.texts.no_path import NoPath
 from weft.texts.outbox import Outbox
 from weft.texts.receipts.audit import Told, audit, tokens_told, verdict
 from weft.texts.section import packed

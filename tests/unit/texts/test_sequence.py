@@ -4,10 +4,10 @@ import pytest
 
 from weft.engine.scheduling.pages import PAGE
 from weft.texts import sequence as rules
+from weft.texts.asking.text import plan
 from weft.texts.chain import chain_of, key_of, places
 from weft.texts.log import Log, Strip
 from weft.texts.sequence import Held, Marks, Rows, Sequence
-from weft.texts.text import plan
 
 KEY = key_of(b"", 0)
 TOKENS = list(range(200))

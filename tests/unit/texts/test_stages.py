@@ -20,10 +20,13 @@ from weft.ids import PeerId, short
 from weft.model.flat import cut
 from weft.model.sections import sections
 from weft.pipeline.routing import Failure
-from weft.texts import entry, member, outbox
-from weft.texts.entry import ANYWAY_S, MOST_S, WAIT_S, TextOfMembers
+from weft.texts import member, outbox
+from weft.texts.asking import under_way
+from weft.texts.asking.entry import WAIT_S
+from weft.texts.asking.no_path import NoPath
+from weft.texts.asking.patience import MOST_S
+from weft.texts.asking.under_way import ANYWAY_S, TextOfMembers
 from weft.texts.member import Member
-from weft.texts.no_path import NoPath
 from weft.texts.section import Section
 
 PROMPT = text_of(70, 1)
@@ -339,8 +342,8 @@ def test_a_text_that_nobody_reads_rests_and_is_then_what_it_would_have_been() ->
 def test_of_too_many_texts_that_nobody_reads_the_first_ends_and_who_waits_most_makes_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("weft.texts.entry.MAX_BEHIND", 1)
-    monkeypatch.setattr("weft.texts.entry.MAX_WAITING", 2)
+    monkeypatch.setattr("weft.texts.asking.entry.MAX_BEHIND", 1)
+    monkeypatch.setattr("weft.texts.asking.entry.MAX_WAITING", 2)
     served = Served((1, 1))
 
     async def play() -> None:
@@ -534,7 +537,7 @@ def test_where_nobody_has_a_texts_weights_any_more_it_goes_on_with_others_and_th
         assert (event.before, event.round, event.is_exact) == ((1, 0, True) if lags else (1, 2, True))
         assert isinstance(text, TextOfMembers)
         assert [each for each, _ in text.course.rounds] == [event.before, event.round]
-        assert (served.clock.now() - began > entry.STAY_S) is lags  # who lags is waited for
+        assert (served.clock.now() - began > under_way.STAY_S) is lags  # who lags is waited for
 
     served.run(play)
 

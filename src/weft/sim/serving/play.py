@@ -31,9 +31,9 @@ from weft.sim.serving.machines import STOP, VOCAB_SIZE, Agreed, AskerLink, Machi
 from weft.sim.serving.node import PlayedNode
 from weft.sim.serving.scenario import LONGEST, Churn, ServingFault, ServingScenario
 from weft.sim.world import set_line
-from weft.texts.entry import Entry
+from weft.texts.asking.entry import Entry
+from weft.texts.asking.path import Paths
 from weft.texts.member import listen
-from weft.texts.path import Paths
 
 SETTLE_S = 15.0  # until all have told of themselves, and how far others are
 MILLISECONDS = 1000.0

@@ -12,7 +12,7 @@ from weft.engine.fingerprint import MAX_NBYTES, NUM
 from weft.events import Event, ReceiptFailed, ReceiptsDiffer, TextMoved
 from weft.keys import Identity, verify
 from weft.net.link.rpc import note_frame
-from weft.texts.entry import LATE_S
+from weft.texts.asking.entry import LATE_S
 from weft.texts.messages import BLOCK, Receipts, ReceiptTold
 from weft.texts.receipts.receipt import Signing, record_digest, row_digest, rows_digest
 from weft.texts.receipts.witness import Kept

@@ -3,9 +3,9 @@
 from weft.chat.grammar import Form
 from weft.engine.engine import Wanted
 from weft.errors import ConfigError, WeftError
+from weft.texts.asking.path import Paths
+from weft.texts.asking.text import Failed
 from weft.texts.messages import MAX_FORM_NBYTES
-from weft.texts.path import Paths
-from weft.texts.text import Failed
 
 NO_FORMS = (
     "no member of the run that draws text holds answers to a form (response_format, or a tool that must be called): "

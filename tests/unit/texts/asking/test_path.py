@@ -10,9 +10,22 @@ import pytest
 from weft.ids import PeerId
 from weft.pipeline.routing import Failure
 from weft.rng import stream
-from weft.texts import path as paths
+from weft.texts.asking import path as paths
+from weft.texts.asking.path import (
+    AS_GOOD,
+    MAX_MENDS,
+    Course,
+    Figures,
+    Link,
+    Path,
+    Paths,
+    Wanted,
+    back_s,
+    best,
+    edge_s,
+    node_s,
+)
 from weft.texts.messages import MAX_LINKS, Near, SectionServed
-from weft.texts.path import AS_GOOD, MAX_MENDS, Course, Figures, Link, Path, Paths, Wanted, back_s, best, edge_s, node_s
 
 Stage = dict[PeerId, Figures]
 WANTED = Wanted(num_prompt=100, num_drawn=50, row_nbytes=4096)
