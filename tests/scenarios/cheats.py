@@ -1,100 +1,61 @@
-"""Peers that do less than they claim, or something else, in as many ways as matter: each a trainer that lies.
+"""Peers that do less than they claim, or something else, in as many ways as matter, in every step.
 
 What one names of its states is what it has come to, so it shows auditors what it has named.
 """
 
-from fractions import Fraction
+from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
-from weft.training.steps import Mean
+from weft.sim.cheats import Cheating
+from weft.sim.scenario import Way
 from weft.training.trainer import Trainer
 
 
-class NoWork(Trainer):
-    """Says that it has trained, and moves nothing."""
+class Always(Cheating):
+    way: Way
 
-    def _fill(self, positions: NDArray[np.int64]) -> Mean:
-        return Mean(loss=1.0, norm=1.0, num_samples=len(positions))
-
-    def _descend(self, norm: float, rate: float) -> float:  # as fast as may be
-        return norm
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.ways = lambda _first: frozenset({self.way})
 
 
-class Noise(NoWork):
-    """Moves all parameters by chance, about as far as training does."""
-
-    def _descend(self, norm: float, rate: float) -> float:
-        steps = torch.arange(self._vector.numel(), dtype=torch.float64) + self._num_steps
-        self._vector.add_(rate * torch.sin(12.9898 * steps).float())
-        return norm
+class NoWork(Always):
+    way = "none"
 
 
-class Flip(Trainer):
-    """Steps up the gradient."""
-
-    def _descend(self, norm: float, rate: float) -> float:
-        self._model.gradient.neg_()
-        return super()._descend(norm, rate)
+class Noise(Always):
+    way = "noise"
 
 
-class HalfTheSteps(Trainer):
-    """Leaves every second step out."""
-
-    def _descend(self, norm: float, rate: float) -> float:
-        return super()._descend(norm, rate) if self._num_steps % 2 else norm
+class Flip(Always):
+    way = "upwards"
 
 
-class HalfABatch(Trainer):
-    """Trains on the first half of each batch."""
-
-    def _fill(self, positions: NDArray[np.int64]) -> Mean:
-        half = super()._fill(positions[: len(positions) // 2])
-        return Mean(loss=half.loss, norm=half.norm, num_samples=len(positions))
+class HalfTheSteps(Always):
+    way = "half the steps"
 
 
-class OneOther(Trainer):
-    """Trains on another sample than its lease's last."""
-
-    def _fill(self, positions: NDArray[np.int64]) -> Mean:
-        return super()._fill(np.concatenate((positions[:-1], positions[-1:] + 1)))
+class HalfABatch(Always):
+    way = "half a batch"
 
 
-class OtherText(Trainer):
-    """Trains on what it likes."""
-
-    def _fill(self, positions: NDArray[np.int64]) -> Mean:
-        return super()._fill(np.arange(len(positions)))
+class OneOther(Always):
+    way = "one other sample"
 
 
-class Slower(Trainer):
-    """Trains at a learning rate one hundredth lower."""
-
-    def _rate(self, committed_tokens: int, num_steps: int, pace: Fraction | int) -> float:
-        return 0.99 * super()._rate(committed_tokens, num_steps, pace)
+class OtherText(Always):
+    way = "other text"
 
 
-class NewOptimizer(Trainer):
-    """Begins each lease with empty moments, and says that it goes on with them."""
-
-    def _descend(self, norm: float, rate: float) -> float:
-        if self._num_steps % 2 == 0 and self._optimizer is not None:
-            zero = {name: torch.zeros_like(value) for name, value in self._optimizer.state().items()}
-            self._optimizer.load(zero, self._num_steps)
-        return super()._descend(norm, rate)
+class Slower(Always):
+    way = "slower"
 
 
-class FalseMoments(Trainer):
-    """Makes the step, and leaves an optimizer behind that will go where it likes."""
+class NewOptimizer(Always):
+    way = "new optimizer"
 
-    def _descend(self, norm: float, rate: float) -> float:
-        norm = super()._descend(norm, rate)
-        if self._optimizer is not None:
-            moments = self._optimizer.state()
-            self._optimizer.load(moments | {"moment1": 1.5 * moments["moment1"]}, self._num_steps + 1)
-        return norm
+
+class FalseMoments(Always):
+    way = "false moments"
 
 
 CHEATS: tuple[type[Trainer], ...] = (

@@ -20,7 +20,6 @@ import itertools
 import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,7 +46,6 @@ from weft.peer.peer import Outcome
 from weft.peer.state.legacies import MAX_KEPT_NBYTES, KeptBranches
 from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.run.genesis import seal
-from weft.sim.cost import CostTrainer
 from weft.sim.world import Life, Member, World
 from weft.store.chunks import replica_digest
 from weft.store.home import Home
@@ -57,8 +55,7 @@ from weft.sync.method.schedule import ConstantConfig
 from weft.sync.records.ancestry import History, Stretch
 from weft.sync.records.messages import GroupRecord, Manifest, RoundNote
 from weft.tasks import Compute, Inline
-from weft.training.learner import Work
-from weft.training.steps import Mean, Stepper
+from weft.training.steps import Mean
 from weft.training.trainer import Trainer
 from weft.wire import decode, digest_of, unseal
 
@@ -94,18 +91,8 @@ class WatchedNode(Node):
         return super().post(peer, record)
 
 
-class Walker(CostTrainer):
+class Walker(StepwiseCostTrainer):
     """Trains as cheaply as a simulation does, but reads its samples, batch by batch, as a trainer that learns does."""
-
-    def train(
-        self,
-        positions: NDArray[np.int64],
-        committed_tokens: int,
-        pace: Fraction | int,
-        should_stop: Callable[[], bool] = lambda: False,
-        num_done: int = 0,
-    ) -> Work:
-        return Stepper.train(self, positions, committed_tokens, pace, should_stop, num_done)
 
     def _fill(self, positions: NDArray[np.int64]) -> Mean:
         self._batches.at(positions)

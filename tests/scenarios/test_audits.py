@@ -3,19 +3,16 @@
 from collections import Counter
 from collections.abc import Callable
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from msgspec.structs import replace
 
 from scenarios.cheats import CHEATS, FalseMoments, Flip, HalfTheSteps, Noise, NoWork, OtherText, Slower
 from scenarios.swarm import Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
-from scenarios.theatre import make_run_file
 from weft.codec.config import Int8Config
-from weft.errors import ConfigError, Removed
+from weft.errors import Removed
 from weft.events import ActEnacted, MergeAudited, MergeDoubted, WorkAudited, WorkDoubted
 from weft.ids import Digest, PeerId, Round
 from weft.peer.audit.kept import Kept
@@ -30,8 +27,6 @@ from weft.peer.round.merge import RoundMerger
 from weft.peer.round.payloads import Payloads
 from weft.peer.state.carry import Carry
 from weft.run.trust import AuditedTrust
-from weft.sim.play import play as simulated
-from weft.sim.scenario import Kind, Scenario
 from weft.sim.world import Life
 from weft.sync.method.choices import Choices, NesterovConfig
 from weft.sync.method.presets import DiLoCoConfig, FedAvgConfig, MethodConfig, PulseConfig
@@ -585,11 +580,3 @@ def test_who_was_killed_looks_at_some_as_often_as_before(make_swarm: MakeSwarm) 
         one_replica(await swarm.done(*members))
 
     swarm.run(scenario)
-
-
-def test_machines_that_only_take_the_time_of_training_are_not_audited(tmp_path: Path) -> None:
-    run_file = replace(make_run_file(tmp_path), trust=ALWAYS)
-    with pytest.raises(ConfigError, match="none that could be done again"):
-        simulated(
-            Scenario(run="run.toml", kind=(Kind(name="lab"),), compute="cost"), run_file, tmp_path, tmp_path, list
-        )

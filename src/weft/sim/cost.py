@@ -38,10 +38,11 @@ from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.device import TOKEN_NBYTES, Given, Passed
 from weft.pipeline.worker import Sum
 from weft.stages.report import PIECES
+from weft.training.device import choose
 from weft.training.learner import Measured, Work, nothing
 from weft.training.optimizer import State
 from weft.training.section import SectionTrainer
-from weft.training.steps import Mean
+from weft.training.steps import Mean, Stepper
 from weft.training.tied import TiedTrainer, halved
 from weft.training.trainer import Trainer
 from weft.wire import Buffer
@@ -133,6 +134,29 @@ class CostTrainer(Silent):
     @property
     def _loss(self) -> float:
         return math.log(self._run.model.vocab_size)
+
+
+class StepwiseCostTrainer(CostTrainer):
+    """Changes its vector in each step, and not once a call: what can be audited. As far as the learning rate says, by
+    that of the schedule's peak."""
+
+    def start(self, vector: Float32[Tensor, " num"]) -> None:
+        super().start(vector)
+        self.device = choose(self._peer)
+
+    def train(
+        self,
+        positions: NDArray[np.int64],
+        committed_tokens: int,
+        pace: Fraction | int,
+        should_stop: Callable[[], bool] = lambda: False,
+        num_done: int = 0,
+    ) -> Work:
+        return Stepper.train(self, positions, committed_tokens, pace, should_stop, num_done)
+
+    def _descend(self, norm: float, rate: float) -> float:
+        self._vector.mul_(1 - self._change * rate / self._run.train.schedule.lr)
+        return norm
 
 
 def change(positions: NDArray[np.int64]) -> float:

@@ -20,18 +20,20 @@ import torch
 
 from weft.clock import SkewedClock
 from weft.errors import ConfigError, NotFinite, WeftError
-from weft.events import VERSION, Entry, Evaluated, Event, RoundCommitted, RoundMissed, StageHeld
+from weft.events import VERSION, ActEnacted, Entry, Evaluated, Event, RoundCommitted, RoundMissed, StageHeld
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.membership.gossip import ClaimReader
 from weft.net.transport.memory import MemoryNetwork
 from weft.peer.context import MakeTrainer
+from weft.peer.round.acts import STRIKE_OUT
 from weft.run.config import RunFile
 from weft.run.genesis import seal
 from weft.run.trust import AuditedTrust
-from weft.sim.cost import CostTrainer
+from weft.sim.cheats import accuse, arrange_cheats
+from weft.sim.cost import CostTrainer, StepwiseCostTrainer
 from weft.sim.memo import shared
-from weft.sim.scenario import Fault, Freeze, Kill, Kind, Partition, Scenario, Stop, at_present, parted
+from weft.sim.scenario import Audits, Fault, Freeze, Kill, Kind, Partition, Scenario, Stop, at_present, parted
 from weft.sim.world import Life, Member, Paced, World, set_line
 from weft.store.home import Home
 from weft.sync.records.messages import GroupRecord, Manifest, claims_in
@@ -51,6 +53,7 @@ class Machine:
         num_lives: processes that it had.
         end: why its last process ended.
         replica: the digest of its replicated state at the end; None where it had none to tell.
+        struck_out: in which round the others have struck it out.
         has_diverged: that was a loss, a gradient or a delta that is not finite.
         stages: that its processes have held, one after the other; none, where the model is whole.
         sections: the digests of what its last process held at its end, by stage.
@@ -66,6 +69,7 @@ class Machine:
     end: str
     replica: Digest | None
     has_diverged: bool
+    struck_out: Round | None = None
     stages: tuple[int, ...] = ()
     sections: Mapping[int, Digest] = field(default_factory=dict)
 
@@ -115,16 +119,14 @@ def play(
     """
     if run_file.pipeline.split is not None:
         raise ConfigError("pipeline.split: members that compute together are not simulated. Leave it out.")
-    if isinstance(run_file.trust, AuditedTrust) and scenario.compute == "cost":
-        raise ConfigError(
-            "trust: machines that only take the time of training steps make none that could be done again. Set compute "
-            'to "real" in the scenario, or trust.type to "recorded".'
-        )
     torch.set_num_threads(1)  # sums in another order are other bits
     home = Home(folder)
     sealed = seal(run_file, base, home, lambda _event: None)
     world = World(sealed, home, MemoryNetwork(seed=scenario.seed), scenario.seed)
-    world.make_trainer = CostTrainer if scenario.compute == "cost" else make_trainer
+    is_audited = isinstance(run_file.trust, AuditedTrust)
+    cost = StepwiseCostTrainer if is_audited else CostTrainer  # a call's only step could not be done again one by one
+    world.make_trainer = cost if scenario.compute == "cost" else make_trainer
+    arrange_cheats(scenario, world, has_model=scenario.compute == "real")
     if len(list(scenario.machines())) > MAX_MEMBERS:
         world.reader = ClaimReader(sealed.config.run)
     with shared():
@@ -144,6 +146,7 @@ class _Stage:
         self._manifests: dict[int, dict[tuple[str, Round], Manifest]] = {0: {}}  # by stage; of a whole model, one
         self._records: dict[Digest, GroupRecord] = {}  # of the groups that they count
         self._broken: list[str] = []
+        self._struck_out: dict[PeerId, Round] = {}
         world.on_event = self._hear
 
     async def play(self) -> Played:
@@ -281,6 +284,12 @@ class _Stage:
         root = str(self.world.home.root).encode()
         self._write(msgspec.json.encode(entry).replace(root, b"") + b"\n")
         stage = event.stage or 0
+        if isinstance(event, ActEnacted) and event.kind == STRIKE_OUT:
+            self._struck_out.setdefault(PeerId(event.subject), event.round)
+        if isinstance(event, RoundCommitted) and any(
+            isinstance(fault, Audits) and fault.how == "accuse" for fault in life.member.in_force
+        ):
+            accuse(life, event.round)
         if isinstance(event, RoundCommitted) and (head := life.head(stage)) is not None:
             self._manifests.setdefault(stage, {})[head.branch, head.round] = head
             for claim in claims_in(head).values() if life.staged is None else ():
@@ -316,6 +325,7 @@ class _Stage:
             end=end,
             replica=replica,
             has_diverged=has_diverged,
+            struck_out=self._struck_out.get(member.id),
             stages=tuple(event.stage for life in lives for event in life.seen(StageHeld)),
             sections={} if last is None or last.staged is None else last.staged.replicas,
         )

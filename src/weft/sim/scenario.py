@@ -170,7 +170,41 @@ class Lie(PeerFault, frozen=True, kw_only=True, tag="lie"):
     lasts_s: Seconds | None = None
 
 
-Fault = Kill | Stop | Freeze | Partition | Slow | Line | Skew | Drop | Corrupt | Lie
+Way = Literal[
+    "none",
+    "noise",
+    "upwards",
+    "half the steps",
+    "half a batch",
+    "one other sample",
+    "other text",
+    "slower",
+    "new optimizer",
+    "false moments",
+]
+OF_OPTIMIZERS: frozenset[Way] = frozenset({"new optimizer", "false moments"})  # what has none cannot lie about it
+
+
+class Cheat(PeerFault, frozen=True, kw_only=True, tag="cheat"):
+    """Some of its training steps are not those that it claims: it makes none and moves nothing (`none`), or by chance
+    (`noise`); steps up the gradient; leaves every second step out; trains on half of each batch, on one other sample,
+    on text that it likes; at a learning rate one hundredth lower; begins with a new optimizer, or leaves a false one.
+    """
+
+    work: Way
+    share: _Share = 1.0  # of its steps
+    lasts_s: Seconds | None = None
+
+
+class Audits(PeerFault, frozen=True, kw_only=True, tag="audits"):
+    """It does not audit as it is drawn to: makes none of the others' steps again (`lazy`), or none of those that this
+    fault names (`collude`); says of everybody that its steps differ (`accuse`); or shows auditors nothing (`deaf`)."""
+
+    how: Literal["lazy", "collude", "accuse", "deaf"]
+    lasts_s: Seconds | None = None
+
+
+Fault = Kill | Stop | Freeze | Partition | Slow | Line | Skew | Drop | Corrupt | Lie | Cheat | Audits
 
 
 def parted(sides: Sequence[Sequence[str]], everybody: Iterable[str]) -> set[tuple[str, str]]:

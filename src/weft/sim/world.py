@@ -41,7 +41,7 @@ from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.sim.byzantine import CrookedNode
 from weft.sim.cost import CostSection, CostTied, CostTrainer, Owing, PacedSection
-from weft.sim.scenario import Fault, Lined
+from weft.sim.scenario import Fault, Lined, Way
 from weft.stages.launch import kit_of, live
 from weft.stages.peer import StagesPeer
 from weft.stages.step.pipeline import Kit
@@ -237,6 +237,10 @@ class Member:
         self.tokens_per_s = 10_000.0  # of training
         self.frozen_s = 0.0  # how long its processes stood still, in all
         self.in_force: Sequence[Fault] = ()  # what befalls it at the moment
+        self.make_trainer: MakeTrainer | None = None  # None: as all others
+        self.made: dict[
+            int, frozenset[Way]
+        ] = {}  # how its steps were made that are not as it says, by where their batches begin
 
     def stood_still(self, lasted_s: float) -> None:
         self.frozen_s += lasted_s
@@ -401,7 +405,8 @@ class World:
 
             def make_learner(emit: Emit) -> Learner:
                 batches = data.batches(run, "train")
-                return self.make_trainer(run, s.options.settings, batches, emit, clock, lambda: self._frozen)
+                make = member.make_trainer or self.make_trainer
+                return make(run, s.options.settings, batches, emit, clock, lambda: self._frozen)
 
             context = context_of(s, data, self._initial.clone(), make_learner, reader=self.reader, texts=texts)
             life.take_part(Peer(run, context))
