@@ -2,10 +2,12 @@
 
     python -m benchmarks.engine_mixed
 
-Three plays on one engine, 150M parameters with random weights, int8, one thread, each several times; without guesses,
+Four plays on one engine, 150M parameters with random weights, int8, one thread, each several times; without guesses,
 for random weights repeat themselves, some texts far sooner than others:
 
     unequal   32 texts whose prompts have 16 to 1,500 tokens draw together, beside 32 prompts of their mean length
+    waits     the same 32 begin over a minute, long and short by turns: how long each waits for its first token, by its
+              fair time, which is what reading its prompt takes alone, times the texts under way
     a prompt  of 1,500 tokens comes while 8 texts draw: the gaps between their tokens while it is read, beside the gaps
               before; read in pieces, as weft does, and whole
     prefix    of 1,024 tokens is asked for twice, then by somebody who shares no pages: seconds to the first token
@@ -31,7 +33,8 @@ from weft.model.config import named, num_parameters
 
 NUM_TEXTS, SHORTEST, LONGEST = 32, 16, 1500
 NUM_DRAWING, PREFIX = 8, 1024
-NUM_PAGES = 1400
+NUM_PAGES = 2400  # of all texts of a play, whatever they draw
+OVER_S = 60.0
 LIKELIEST = Drawing(temperature=0.0)
 WHOLE = 1e6  # times as long a step may last: all of a prompt is read in one
 
@@ -95,6 +98,27 @@ async def together(bench: Bench, engine: Engine, lengths: Sequence[int], num: in
     return found
 
 
+async def one_by_one(bench: Bench, engine: Engine, lengths: Sequence[int]) -> float:
+    """Return the longest wait of a text for its first token, by its fair time, where all begin one after another."""
+    alone_s = list[float]()
+    for length in (SHORTEST, LONGEST):
+        began = time.perf_counter()
+        alone_s.append((await times_of(engine, bench.prompt(length), 1))[0] - began)
+    all_texts, fair_s, began_s = list[Texts](), list[float](), list[float]()
+    for number in range(len(lengths)):
+        length = lengths[-1 - number // 2] if number % 2 else lengths[number // 2]
+        fair_s.append(float(np.interp(length, (SHORTEST, LONGEST), alone_s)) * (number + 1))
+        began_s.append(time.perf_counter())
+        all_texts.append(Texts(bench, engine, [length]))
+        await asyncio.sleep(OVER_S / len(lengths))
+    for texts in all_texts:
+        await texts.until([1])
+    waits_s = [texts.times[0][0] - began for texts, began in zip(all_texts, began_s, strict=True)]
+    for texts in all_texts:
+        await texts.end()
+    return max(wait / fair for wait, fair in zip(waits_s, fair_s, strict=True))
+
+
 async def beside(bench: Bench, engine: Engine, num: int) -> tuple[float, float]:
     """Return the 99th percentile of gaps of texts that draw, before a prompt comes and while it is read, in seconds."""
     await times_of(engine, bench.prompt(300), 8)  # from then on what reading takes is known
@@ -134,11 +158,14 @@ async def play(options: argparse.Namespace) -> list[list[object]]:
     bench = Bench(options.size)
     lengths = np.exp(np.linspace(np.log(SHORTEST), np.log(LONGEST), NUM_TEXTS)).astype(int).tolist()
     equal = [round(sum(lengths) / NUM_TEXTS)] * NUM_TEXTS
-    ratios: dict[str, list[float]] = {name: [] for name in ("unequal", "in pieces", "whole", "again", "others")}
+    ratios: dict[str, list[float]] = {
+        name: [] for name in ("unequal", "waits", "in pieces", "whole", "again", "others")
+    }
     for _ in range(options.turns):
         engine = bench.engine()
         unequal = await together(bench, engine, lengths, options.tokens)
         ratios["unequal"].append(unequal / await together(bench, engine, equal, options.tokens))
+        ratios["waits"].append(await one_by_one(bench, engine, lengths))
         first, again, others = await prefix(bench, engine)
         ratios["again"].append(again / first)
         ratios["others"].append(others / first)
@@ -150,6 +177,7 @@ async def play(options: argparse.Namespace) -> list[list[object]]:
             engine.close()
     said = {
         "unequal": ("tokens a second: prompts of 16 to 1,500 tokens / of their mean", ">= 0.85"),
+        "waits": ("longest wait for a first token, of 32 texts that begin over a minute / its fair time", "<= 4"),
         "in pieces": ("99th percentile of gaps: while a prompt is read in pieces / before", "<= 2.2"),
         "whole": ("the same, while it is read whole", ">= 5: else the play shows nothing"),
         "again": ("seconds to the first token: a prompt again / the first time", "<= 0.15"),
