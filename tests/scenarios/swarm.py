@@ -46,6 +46,7 @@ from weft.peer.peer import Outcome
 from weft.peer.state.legacies import MAX_KEPT_NBYTES, KeptBranches
 from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.run.genesis import seal
+from weft.sim.cost import StepwiseCostTrainer
 from weft.sim.world import Life, Member, World
 from weft.store.chunks import replica_digest
 from weft.store.home import Home
