@@ -290,3 +290,28 @@ def test_peers_that_compute_again_on_the_way_back_learn_bit_for_bit_what_others_
 
         found.append(losses(play(sealed(root), root, work, has_recompute=has_recompute).machines[0]))
     assert found[0] == found[1] != []
+
+
+@pytest.mark.parametrize("order", ["012", "210", "120"])
+@pytest.mark.parametrize("apart_s", [0.0, 3.0])
+def test_a_run_goes_on_whose_only_members_of_each_stage_have_all_paused(
+    tmp_path: Path, order: str, apart_s: float
+) -> None:
+    async def work(house: House) -> None:
+        machines = crew(house, 3)
+        await rounds(machines[0], 8)
+        by_stage = sorted(machines, key=lambda each: next(iter(each.held)))
+        for number in order:
+            by_stage[int(number)].company.pausing.want("on request")
+            await asyncio.sleep(apart_s)
+        await asyncio.sleep(30.0)
+        paused = [len(each.seen(RoundCommitted)) for each in machines]
+        await asyncio.sleep(10.0)
+        assert [len(each.seen(RoundCommitted)) for each in machines] == paused
+        for number in order:
+            by_stage[int(number)].company.pausing.want_no_more("on request")
+            await asyncio.sleep(apart_s)
+        await done(machines)
+
+    house = play(sealed(tmp_path, num_steps=30), tmp_path, work, train_s=0.05)
+    assert {len(each.seen(RoundCommitted)) for each in house.machines} == {60}

@@ -18,7 +18,7 @@ A micro-batch has three pieces, forward, input gradient and weights' gradients, 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -137,8 +137,8 @@ class CostTrainer(Silent):
 
 
 class StepwiseCostTrainer(CostTrainer):
-    """Changes its vector in each step, and not once a call: what can be audited. As far as the learning rate says, by
-    that of the schedule's peak."""
+    """Changes its vector in each step, and not once a call: what can be audited. How far is up to all samples, and to
+    the learning rate, by that of the schedule's peak."""
 
     def start(self, vector: Float32[Tensor, " num"]) -> None:
         super().start(vector)
@@ -153,6 +153,9 @@ class StepwiseCostTrainer(CostTrainer):
         num_done: int = 0,
     ) -> Work:
         return Stepper.train(self, positions, committed_tokens, pace, should_stop, num_done)
+
+    def _fill(self, positions: NDArray[np.int64]) -> Mean:
+        return replace(super()._fill(positions.sum(keepdims=True)), num_samples=len(positions))
 
     def _descend(self, norm: float, rate: float) -> float:
         self._vector.mul_(1 - self._change * rate / self._run.train.schedule.lr)

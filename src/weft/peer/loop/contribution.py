@@ -121,6 +121,7 @@ class LeaseTraining:
         pace = Fraction(sum(lease.num_windows for lease in head.leases), len(leased))
         is_whole = config.has_even_leases and config.method.wait == "all"
         is_whole |= self._carry.sends_gradient
+        self._carry.make_empty_again()
         if not self._carry.num_done:
             self.work, self.took_s = None, 0.0
         self._carry.cover(len(leased) // size - self._carry.num_done, settings.tokens_per_step)

@@ -123,6 +123,11 @@ class Carry:
         self.num_done += num_made
         self._encoded = None
 
+    def make_empty_again(self) -> None:
+        """Let steps of which nothing came be made again: of a stage that paused before any micro-batch had come to it."""
+        if not self.tokens:
+            self.num_done = 0
+
     def add_steps(self, work: Work) -> None:
         """Note inner steps that moved the local parameters."""
         self.tokens = Tokens(self.tokens + work.num_tokens)
