@@ -16,11 +16,11 @@ import torch
 from weft.codec.build import build as build_codec
 from weft.codec.config import LOSSY
 from weft.cost import training as cost
-from weft.cost.audits import AuditCost, Audited, Customs, Kept, Speed, cost_of
+from weft.cost.audits import WRITE_S, AuditCost, Audited, Customs, Kept, Speed, cost_of
 from weft.errors import ConfigError
 from weft.model.config import num_base_parameters
 from weft.model.flat import layout
-from weft.peer.audit import kept, trace
+from weft.peer.audit import between, kept, trace
 from weft.peer.audit.worker import MAX_SHOWN
 from weft.peer.group.groups import PARALLEL
 from weft.plan.groups import Levels, grouped_time, largest_group, levels
@@ -46,6 +46,7 @@ AUDITS = Customs(
     num_shown=MAX_SHOWN,
     leases=Kept(trace.KEPT_ROUNDS, trace.KEPT_S),
     parts=Kept(kept.KEPT_ROUNDS, kept.KEPT_S),
+    between=Kept(between.KEPT_ROUNDS, between.KEPT_S),
 )
 
 
@@ -246,6 +247,7 @@ def _audits(question: Question, load: Load, leased: dict[str, int]) -> AuditCost
     speed = Speed(
         step_s=question.tokens_per_step / slowest.tokens_per_s,
         hash_s=0.0 if is_free else slowest.hash_s,
+        write_s=0.0 if is_free else WRITE_S,
         merge_s=0.0 if is_free else merge_s(choices.codec, num),
         crowding=slowest.crowding,
     )
@@ -411,7 +413,8 @@ def _bill(question: Question, pace: Pace) -> Bill:
 
 def _joules(question: Question, pace: Pace, machines: Machines) -> float:
     train_s = leased_tokens(question)[machines.name] / machines.tokens_per_s
-    train_s += 0.0 if pace.audits is None else pace.audits.hash_s + pace.audits.again_s
+    if (audits := pace.audits) is not None:
+        train_s += audits.hash_s + audits.keep_s + audits.again_s
     train_s = min(train_s, pace.round.total_s)
     return machines.watts * (train_s + question.idle_share * (pace.round.total_s - train_s))
 

@@ -124,6 +124,7 @@ def _audits(plan: Forecast) -> Iterator[str]:
     parts = seconds_of(
         [
             ("hashing states", cost.hash_s),
+            ("keeping some", cost.keep_s),
             ("training and merging again", min(cost.again_s, cost.waited_s)),
             ("waiting for who has more to do again", max(0.0, cost.waited_s - cost.again_s)),
         ]

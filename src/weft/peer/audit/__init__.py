@@ -3,6 +3,7 @@
 heads      what this peer knows of the states that segments begin at
 steps      training steps, made again
 trace      a worker's states, named one after the other, and what is needed to come to them again
+between    states inside a lease, so that few steps are made again
 worker     shows states to whoever was drawn
 looking    one audit as a machine: what is done next, and what it comes to
 auditor    asks, does the steps again, and says what came of it

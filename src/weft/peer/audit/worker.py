@@ -1,7 +1,7 @@
 """What a worker shows of its training steps to those who were drawn to audit them.
 
-    AuditRequest ──►  the ticket says which steps     made again from where the segment began: on the way, the state
-      ◄── AuditAnswer                                 before them is kept, and the one after
+    AuditRequest ──►  the ticket says which steps     made again from the last state before them that is on the disk: on
+      ◄── AuditAnswer                                 the way, the state before them is kept, and the one after
     AuditSealed ──►   the auditor has done them
       ◄── AuditOpened                                 what this peer came to
 
@@ -257,17 +257,16 @@ class Worker:
         head = self._heads.known(Digest(piece.segment.head))
         if head is None:
             raise CheckpointError("the round that its segment began at is no longer known here.")
-        kept = piece.start.read(self._trace.folder)
-        outer = kept.pop(OUTER, kept[LOCAL])
-        states = {0: kept}
+        outer, (made, kept) = piece.outer(self._trace.folder), piece.nearest(self._trace.folder, first)
+        states = {made: kept}
 
         def note(num_steps: int) -> None:
             if num_steps in (first, stop):
                 states[num_steps] = {name: vector.clone() for name, vector in state_of(self._trainer).items()}
 
         run, before = self._replica.run, piece.num_before
-        if stop:
-            repeat(self._trainer, run, head, piece.segment, kept, outer, before, 0, stop, on_step=note)
+        if stop > made:
+            repeat(self._trainer, run, head, piece.segment, kept, outer, before, made, stop - made, on_step=note)
         return states[first], states[stop]
 
     def sweep(self) -> None:
