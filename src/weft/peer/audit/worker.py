@@ -2,7 +2,7 @@
 
     AuditRequest ──►  the ticket says which steps     made again from the last state before them that is on the disk: on
       ◄── AuditAnswer                                 the way, the state before them is kept, and the one after
-    AuditSealed ──►   the auditor has done them
+    AuditSealed ──►   the auditor has done them, and sealed what it came to: all are told (`sealing`)
       ◄── AuditOpened                                 what this peer came to
 
 Failure:
@@ -22,6 +22,7 @@ from weft.ids import Digest, PeerId
 from weft.keys import verify
 from weft.net.messages import MAX_REASON_CHARS
 from weft.peer.audit.heads import Heads
+from weft.peer.audit.sealing import Sealing
 from weft.peer.audit.steps import LOCAL, Away, repeat, state_of
 from weft.peer.audit.trace import Told, Trace
 from weft.peer.context import Context
@@ -35,6 +36,7 @@ from weft.sync.records.work import Link, link, link_from, num_links, state_befor
 from weft.tasks import Tasks
 from weft.training.trainer import Trainer
 from weft.verify.draw import Draw, drawn
+from weft.verify.seals import Sealed
 from weft.verify.suspicion import TIMES
 from weft.wire import Buffer, Signed, digest_of, encode, unseal
 
@@ -82,12 +84,22 @@ class _Shown:
 class Worker:
     """Of one peer."""
 
-    def __init__(self, context: Context, trainer: Trainer, replica: Replica, trace: Trace, heads: Heads, tasks: Tasks):
+    def __init__(
+        self,
+        context: Context,
+        trainer: Trainer,
+        replica: Replica,
+        trace: Trace,
+        heads: Heads,
+        sealing: Sealing,
+        tasks: Tasks,
+    ) -> None:
         self._context = context
         self._trainer = trainer
         self._replica = replica
         self._trace = trace
         self._heads = heads
+        self._sealing = sealing
         self._tasks = tasks
         self._shown: dict[tuple[Digest, int], _Shown] = {}  # by the work's name and the link, oldest first
         self._making: dict[tuple[Digest, int], asyncio.Task[None]] = {}
@@ -105,8 +117,21 @@ class Worker:
         found = self._shown_to(peer, request.work, request.ticket)
         if isinstance(found, str):
             return AuditOpened(after=None)
+        if not self._is_sealed(peer, request, found):
+            return AuditOpened(after=None)
+        self._sealing.pass_on(request.letter)
         found.is_opened = True
         return AuditOpened(after=found.after)
+
+    def _is_sealed(self, peer: PeerId, request: AuditSealed, found: _Shown) -> bool:
+        """Return whether an auditor has sealed what it came to by these very steps."""
+        assert found.answer.before is not None
+        place = self._replica.run.run, request.work, found.answer.before.path.index
+        try:
+            sealed = unseal(request.letter, Sealed, verify)
+        except WireError:
+            return False
+        return request.letter.signer == peer and (sealed.run, sealed.work, sealed.before) == place
 
     def _shown_to(self, peer: PeerId, work: Digest, ticket: Signed) -> _Shown | str:
         """Return what an auditor may see, or why it does not yet, or does not at all."""

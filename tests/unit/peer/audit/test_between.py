@@ -89,8 +89,8 @@ class Peer:
         return {path.name.partition("-")[0] for path in self.trace.folder.glob("*-*.safetensors")}
 
     def worker(self) -> Worker:
-        tasks: Any = None
-        return Worker(self.context, self.trainer, self.replica, self.trace, self.heads, tasks)
+        none: Any = None  # nothing is sealed, and nobody asks
+        return Worker(self.context, self.trainer, self.replica, self.trace, self.heads, none, none)
 
 
 def test_a_lease_with_states_inside_is_made_again_from_the_last_of_them(
