@@ -56,20 +56,22 @@ class Kept(NamedTuple):
         return max(self.rounds, int(self.seconds / round_s)) + 1
 
 
+# Of steps that a peer shows its auditors at a time; where all of them are small, more.
+MAX_SHOWN = 2
+
+
 @dataclass(frozen=True, kw_only=True)
 class Customs:
     """What all members hold to.
 
     Args:
         times: as often newcomers are audited, in their first `num_new` rounds.
-        num_shown: audits at a time that a peer shows what it did.
         leases, parts: for how long what they may ask for is kept.
         between: for how long states inside leases are.
     """
 
     times: float
     num_new: int
-    num_shown: int
     leases: Kept
     parts: Kept
     between: Kept
@@ -113,13 +115,11 @@ class Audited:
 
     @property
     def state_nbytes(self) -> int:
-        """Return the bytes of a state: parameters and moments."""
-        return FLOAT_NBYTES * self.num_parameters * (1 + self.num_moments)
+        return state_nbytes(self.num_parameters, self.num_moments)
 
     @property
     def end_nbytes(self) -> int:
-        """Return the bytes of what a lease ends with: parameters, and what a codec had left."""
-        return FLOAT_NBYTES * self.num_parameters * (1 + self.has_error)
+        return end_nbytes(self.num_parameters, self.has_error)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +209,9 @@ def cost_of(audited: Audited, speed: Speed) -> AuditCost:
         traffic=Traffic(mean, mean),
         step_nbytes=(least, least + audited.state_nbytes),
         part_nbytes=part,
-        memory_nbytes=memory_nbytes(audited),
+        memory_nbytes=memory_nbytes(
+            audited.num_parameters, audited.num_moments, audited.has_error, audited.payload_nbytes
+        ),
         lease_nbytes=audited.state_nbytes + audited.end_nbytes,
         between_nbytes=inside * audited.state_nbytes,
         # its own, what was brought to its part, and the result of another's
@@ -256,8 +258,23 @@ def part_nbytes(audited: Audited) -> int:
     return audited.payload_nbytes * (audited.num_members - 1) // audited.num_members
 
 
-def memory_nbytes(audited: Audited) -> int:
-    """Return the bytes that a peer holds at most: what it shows to as many as it may, three states, and a payload."""
-    outer = FLOAT_NBYTES * audited.num_parameters
-    shown = 2 * audited.state_nbytes + outer + audited.end_nbytes
-    return audited.customs.num_shown * shown + 3 * audited.state_nbytes + audited.payload_nbytes
+def state_nbytes(num_parameters: int, num_moments: int) -> int:
+    """Return the bytes of a state: parameters and moments."""
+    return FLOAT_NBYTES * num_parameters * (1 + num_moments)
+
+
+def end_nbytes(num_parameters: int, has_error: bool) -> int:
+    """Return the bytes of what a lease ends with: parameters, and what a codec had left."""
+    return FLOAT_NBYTES * num_parameters * (1 + has_error)
+
+
+def memory_nbytes(num_parameters: int, num_moments: int, has_error: bool, payload_nbytes: int) -> int:
+    """Return the bytes on the host that a peer holds at most: what it shows to as many as it may, three states, and a
+    payload.
+
+    Args:
+        has_error, payload_nbytes: as of `Audited`.
+    """
+    state = state_nbytes(num_parameters, num_moments)
+    shown = 2 * state + FLOAT_NBYTES * num_parameters + end_nbytes(num_parameters, has_error)
+    return MAX_SHOWN * shown + 3 * state + payload_nbytes

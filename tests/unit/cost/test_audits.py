@@ -8,9 +8,7 @@ import pytest
 from weft.cost.audits import MAX_BETWEEN, Audited, Customs, Kept, Speed, cost_of, longest_part, num_between, spacing
 from weft.cost.training import Traffic
 
-CUSTOMS = Customs(
-    times=4.0, num_new=10, num_shown=2, leases=Kept(20, 150.0), parts=Kept(16, 120.0), between=Kept(2, 30.0)
-)
+CUSTOMS = Customs(times=4.0, num_new=10, leases=Kept(20, 150.0), parts=Kept(16, 120.0), between=Kept(2, 30.0))
 SPEED = Speed(step_s=2.0, hash_s=1e-6, write_s=1.0, merge_s=10.0)  # nothing is kept inside a lease: it takes too long
 
 

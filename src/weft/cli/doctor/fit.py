@@ -323,11 +323,12 @@ def _fit(run: RunConfig, shown: Terms, home: Path, settings: PeerConfig) -> Find
     except ConfigError as error:
         return Finding("fit", "block", f"{run.name}: {error}", facts=facts)
     what = f"stage {' and '.join(stages)}, " if stages else ""
+    audits = f" and {figures.nbytes(shown.audits_nbytes)} for audits" if shown.audits_nbytes else ""
     text = (
         f"{run.name}: {what}{figures.amount(shown.num_parameters)} parameters; "
         f"{'to draw texts, and ' * shown.draws_texts}to train {several(shown.micro_batch, 'sample')} at a time takes "
         f"about {figures.nbytes(shown.process_nbytes + shown.memory_nbytes)} of memory, "
-        f"{figures.nbytes(shown.process_nbytes)} of it for the program itself; "
+        f"{figures.nbytes(shown.process_nbytes)} of it for the program itself{audits}; "
         f"{figures.nbytes(sum(free.values()))} are free. It takes "
         f"{figures.nbytes(shown.disk_nbytes)} of disk, of {figures.nbytes(room)}"
     )

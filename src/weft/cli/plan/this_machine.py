@@ -18,7 +18,7 @@ from weft.plan.own_text import Answers, Text, model_of, round_tokens, run_tree, 
 from weft.run.config import RunFile
 from weft.run.machine import PeerConfig
 from weft.sync.costs import round_traffic
-from weft.training.device import check_fits, choose, needed_nbytes, program_nbytes
+from weft.training.device import audits_nbytes, check_fits, choose, needed_nbytes, program_nbytes
 
 
 class ThisMachine:
@@ -75,7 +75,8 @@ class ThisMachine:
             f"time      {about(seconds)} of training steps{alike}, at {here.tokens_per_s:,.0f} tokens/s "
             f"measured on {here.name}; evaluation and exchange take more"
         )
-        yield f"memory    about {figures.by_place(needed)}"
+        audits = f", {figures.nbytes(audits_nbytes(run))} of it for audits" if audits_nbytes(run) else ""
+        yield f"memory    about {figures.by_place(needed)}{audits}"
         also = "the model, " if beside else ""
         yield f"disk      about {figures.nbytes(disk)}: the {kind} as tokens, {also}and checkpoints"
         yield f"network   {'nothing while alone; ' if described.peers == 1 else ''}{moved} a round {among}"

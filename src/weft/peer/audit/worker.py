@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from weft.cost.audits import MAX_SHOWN
 from weft.errors import CheckpointError, WeftError, WireError
 from weft.events import Notice
 from weft.ids import Digest, PeerId
@@ -43,7 +44,7 @@ from weft.wire import Buffer, Signed, digest_of, encode, unseal
 MAX_FAILED = 64
 MAX_WAITING = 8  # audits that wait for this machine to make the steps again
 MAX_ASKED = 2  # places in one work that one auditor may ask for: its draw, and what another doubts
-MAX_SHOWN, MAX_SHOWN_NBYTES = 2, 512 << 20  # audits at a time, or more where all of them take no more than that
+MAX_SHOWN_NBYTES = 512 << 20  # where all of them take no more than that, more audits at a time than `MAX_SHOWN`
 SHOWN_S = 20.0  # what nobody has asked for so long may make room
 
 
