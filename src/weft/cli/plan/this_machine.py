@@ -40,8 +40,10 @@ class ThisMachine:
         for known, here in self._timed:
             if known == step:
                 return here
-        how = {"on": settings.device, "num_threads": settings.num_threads}
-        here = speed_here.measure(run.model, train, 1, has_rows=has_rows, is_exact=exact, **how)
+        threads = settings.num_threads
+        here = speed_here.measure(
+            run.model, train, 1, on=settings.device, num_threads=threads, has_rows=has_rows, is_exact=exact
+        )
         self._timed.append((step, here))
         return here
 
