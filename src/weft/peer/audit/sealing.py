@@ -32,6 +32,7 @@ from weft.sync.records.messages import Manifest
 from weft.verify.seals import Place, Salt, Sealed, Seals, seal_of
 from weft.wire import Signed, claimed, digest, seal, unseal
 
+MAX_PASSED_ON = 1024  # seals that are remembered
 Broken = Literal["false", "silent"]
 TWO = "it has sealed two things of the same training steps"
 ANOTHER = "it has opened something else than it had sealed"
@@ -55,6 +56,7 @@ class Sealing:
         self._on_broken = on_broken
         self._works: Works | None = None  # that this peer knows, once it takes part in rounds
         self._seals = Seals()
+        self._passed_on = dict[Place, None]()  # oldest first
         self._mine = dict[Place, tuple[Digest, Signed]]()  # that are not opened: what this peer came to first
         context.node.on_note(SealNote, self._on_seal)
         context.node.on_note(SealOpened, self._on_opened)
@@ -99,9 +101,15 @@ class Sealing:
     # --- others' ---
 
     def pass_on(self, letter: Signed) -> None:
-        """Tell all what an auditor has sealed: it is about to be shown what this peer came to."""
+        """Tell all what an auditor has sealed first: it is about to be shown what this peer came to."""
         self._hear(letter)
-        self._post(SealNote(letter=letter))
+        sealed = claimed(letter, Sealed)
+        place = Place(letter.signer, Digest(sealed.work), sealed.before)
+        if place not in self._passed_on:  # it may ask again and again
+            self._passed_on[place] = None
+            for forgotten in list(self._passed_on)[:-MAX_PASSED_ON]:
+                del self._passed_on[forgotten]
+            self._post(SealNote(letter=letter))
 
     async def _on_seal(self, _peer: PeerId, note: SealNote) -> None:
         self._hear(note.letter)

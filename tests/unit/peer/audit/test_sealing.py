@@ -118,6 +118,15 @@ def test_what_is_sealed_is_told_to_all_before_the_worker_shows_anything() -> Non
     assert len(world.broken) == 2
 
 
+def test_a_worker_passes_a_seal_on_once_however_often_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, posted = World(), list[Any]()
+    letter, worker = world.seals(STATES[2]), world.sealing[WORKER.peer]
+    monkeypatch.setattr(worker, "_post", posted.append)
+    for _ in range(5):
+        worker.pass_on(letter)
+    assert posted == [SealNote(letter=letter)]
+
+
 def test_who_seals_two_things_is_found() -> None:
     world = World()
     world.seals(STATES[1])
