@@ -56,10 +56,17 @@ class Place(NamedTuple):
 
 @dataclass
 class _Told:
+    """
+    Args:
+        seal: that was told, or that what was opened comes to, whichever came first.
+        is_false: it is found already.
+    """
+
     seal: Digest
     round: Round
     at: float
-    is_over: bool = False
+    is_opened: bool = False
+    is_false: bool = False
 
 
 class Seals:
@@ -73,29 +80,37 @@ class Seals:
         told = self._told.get(place)
         return None if told is None else told.seal
 
+    def is_opened(self, place: Place) -> bool:
+        told = self._told.get(place)
+        return told is not None and told.is_opened
+
+    def is_over(self, place: Place) -> bool:
+        """Return whether it was opened, or is known to be false."""
+        told = self._told.get(place)
+        return told is not None and (told.is_opened or told.is_false)
+
     def sealed(self, place: Place, seal: Digest, round: Round, now: float) -> bool:
-        """Note a seal; return False where something else was sealed before."""
+        """Note a seal; return False, once, where it is another than before."""
         told = self._told.get(place)
         if told is None:
             if sum(each.auditor == place.auditor for each in self._told) < MAX_SEALS:
                 self._told[place] = _Told(seal, round, now)
             return True
-        is_same = told.is_over or told.seal == seal
-        told.is_over |= not is_same
-        return is_same
+        is_found = told.seal != seal and not told.is_false
+        told.is_false |= is_found
+        return not is_found
 
-    def opened(self, place: Place, state: Digest, salt: Digest) -> bool:
-        """Note what is opened; return False where it is not what was sealed."""
-        told = self._told.get(place)
-        if told is None or told.is_over:
-            return True
-        told.is_over = True
-        return told.seal == seal_of(salt, state, place.auditor)
+    def opened(self, place: Place, state: Digest, salt: Digest, round: Round, now: float) -> bool:
+        """Note what is opened, be it before its seal has come; return False, once, where it is not what was sealed."""
+        is_right = self.sealed(place, seal_of(salt, state, place.auditor), round, now)
+        if (told := self._told.get(place)) is not None:
+            told.is_opened = True
+        return is_right
 
     def silent(self, members: Collection[PeerId], round: Round, now: float) -> list[Place]:
         """Forget what is of long ago; return what nobody has opened of it who is a member still."""
         old = [place for place, told in self._told.items() if round - told.round > ROUNDS and now - told.at > SECONDS]
-        found = [place for place in old if not self._told[place].is_over and place.auditor in members]
+        found = [place for place in old if not self.is_over(place) and place.auditor in members]
         for place in old:
             del self._told[place]
         return found

@@ -1,5 +1,7 @@
 """What auditors sealed, and what they open: anything else is found, once, and so is silence."""
 
+from itertools import permutations
+
 import pytest
 
 from weft.ids import Digest, PeerId, Round
@@ -9,6 +11,9 @@ from weft.wire import digest
 A, B = PeerId("aa" * 32), PeerId("bb" * 32)
 PLACE, SALT, STATE = Place(A, digest(b"work"), 3), digest(b"salt"), digest(b"state")
 SEAL = seal_of(SALT, STATE, A)
+
+
+AT = Round(7), 100.0
 
 
 def told(seal: Digest = SEAL) -> Seals:
@@ -22,30 +27,32 @@ def late(seals: Seals, *members: PeerId) -> list[Place]:
 
 
 def test_what_was_sealed_may_be_opened_and_nothing_else() -> None:
-    assert told().opened(PLACE, STATE, SALT)
-    assert not told().opened(PLACE, digest(b"another"), SALT)
-    assert not told().opened(PLACE, STATE, digest(b"another"))
-    assert not told(seal_of(SALT, STATE, B)).opened(PLACE, STATE, SALT), "a seal that another has made"
+    assert told().opened(PLACE, STATE, SALT, *AT)
+    assert not told().opened(PLACE, digest(b"another"), SALT, *AT)
+    assert not told().opened(PLACE, STATE, digest(b"another"), *AT)
+    assert not told(seal_of(SALT, STATE, B)).opened(PLACE, STATE, SALT, *AT), "a seal that another has made"
 
 
 def test_of_what_nobody_has_sealed_nothing_is_found() -> None:
-    assert Seals().opened(PLACE, STATE, SALT)
-    assert told().opened(PLACE._replace(before=4), digest(b"another"), SALT)
-    assert told().opened(PLACE._replace(auditor=B), digest(b"another"), SALT)
+    assert late(Seals(), A) == []
+    assert Seals().opened(PLACE, STATE, SALT, *AT)
+    assert told().opened(PLACE._replace(before=4), digest(b"another"), SALT, *AT)
+    assert told().opened(PLACE._replace(auditor=B), digest(b"another"), SALT, *AT)
 
 
 def test_who_seals_two_things_is_found_once_and_who_says_it_again_is_not() -> None:
     seals = told()
     assert seals.sealed(PLACE, SEAL, Round(7), 100.0)
     assert not seals.sealed(PLACE, digest(b"another"), Round(7), 100.0)
+    assert seals.is_over(PLACE)
     assert seals.sealed(PLACE, digest(b"a third"), Round(7), 100.0)
-    assert seals.opened(PLACE, digest(b"another"), SALT)
+    assert seals.opened(PLACE, digest(b"another"), SALT, *AT)
     assert late(seals, A) == []
 
 
 def test_a_seal_that_comes_once_it_was_opened_waits_for_nothing() -> None:
     seals = told()
-    assert seals.opened(PLACE, STATE, SALT)
+    assert seals.opened(PLACE, STATE, SALT, *AT)
     assert seals.sealed(PLACE, SEAL, Round(8), 101.0)
     assert late(seals, A) == []
 
@@ -68,3 +75,21 @@ def test_one_auditor_is_remembered_no_more_than_so_often() -> None:
         assert seals.sealed(PLACE._replace(before=number), SEAL, Round(7), 100.0)
     assert seals.sealed(PLACE._replace(auditor=B), SEAL, Round(7), 100.0)
     assert len(late(seals, A, B)) == MAX_SEALS + 1
+
+
+def test_in_whatever_order_words_come_who_lies_is_found_once_and_who_does_not_never() -> None:
+    """A seal may come of its auditor and of the worker, before or after what is opened, doubled, or never."""
+    lie = digest(b"copied")
+    for opens, is_honest in ((STATE, True), (lie, False)):
+        words = ["seal", "seal", "open", "open"]
+        for num in range(len(words) + 1):
+            for order in set(permutations(words, num)):
+                seals, found = Seals(), 0
+                for word in order:
+                    is_right = (
+                        seals.sealed(PLACE, SEAL, *AT) if word == "seal" else seals.opened(PLACE, opens, SALT, *AT)
+                    )
+                    found += not is_right
+                is_heard = {"seal", "open"} <= set(order)
+                assert found == (is_heard and not is_honest), order
+                assert late(seals, A) == ([PLACE] if set(order) == {"seal"} else []), order

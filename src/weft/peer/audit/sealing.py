@@ -11,7 +11,7 @@ An auditor that seals one thing and opens another is believed less, as after a f
 looked at more often, as after no answer.
 
 Failure:
-- a note is lost: who has not heard a seal finds nothing; who has not heard what was opened takes the auditor for
+- a note is lost: who has not heard a seal checks nothing by it; who has not heard what was opened takes the auditor for
   silent.
 - an auditor is killed: started again, it comes to the same, and so to the same seal.
 """
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from weft.errors import WireError
-from weft.ids import Digest, PeerId
+from weft.ids import Digest, PeerId, Round
 from weft.keys import verify
 from weft.peer.audit.looking import is_named
 from weft.peer.context import Context
@@ -125,17 +125,16 @@ class Sealing:
             unseal(letter, Sealed, verify)
         except WireError:
             return
-        head = self._replica.head
-        assert head is not None, "it has members"
-        if not self._seals.sealed(place, Digest(sealed.seal), head.round, self._context.clock.now()):
-            self._on_broken(place.auditor, place.work, "false", TWO)
+        if not self._seals.sealed(place, Digest(sealed.seal), *self._now):
+            self._on_broken(place.auditor, place.work, "false", ANOTHER if self._seals.is_opened(place) else TWO)
 
     async def _on_opened(self, peer: PeerId, note: SealOpened) -> None:
         place = Place(peer, Digest(note.work), note.before)
-        is_heard = self._seals.known(place) is not None
-        if not self._seals.opened(place, Digest(note.state), Digest(note.salt)):
+        if peer not in self._members or self._seals.is_over(place):
+            return
+        if not self._seals.opened(place, Digest(note.state), Digest(note.salt), *self._now):
             self._on_broken(peer, place.work, "false", ANOTHER)
-        elif is_heard and (why := self._fault(note)) is not None:
+        elif (why := self._fault(note)) is not None:
             self._on_broken(peer, place.work, "false", why)
 
     def _fault(self, note: SealOpened) -> str | None:
@@ -153,6 +152,12 @@ class Sealing:
         """Find out who has not opened what it had sealed, once a round is decided."""
         for place in self._seals.silent(manifest.members, manifest.round, self._context.clock.now()):
             self._on_broken(place.auditor, place.work, "silent", SILENT)
+
+    @property
+    def _now(self) -> tuple[Round, float]:
+        head = self._replica.head
+        assert head is not None, "it has members"
+        return head.round, self._context.clock.now()
 
     @property
     def _members(self) -> tuple[PeerId, ...]:
