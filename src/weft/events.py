@@ -600,6 +600,15 @@ class WorkDoubted(Event, frozen=True, kw_only=True):
     distance: float
 
 
+class AuditorDoubted(Event, frozen=True, kw_only=True):
+    """A member has not opened what it had sealed before it was shown training steps of another, or something else."""
+
+    member: PeerId  # who has audited
+    work: Digest
+    outcome: str  # false or silent
+    why: str
+
+
 class MergeAudited(Event, frozen=True, kw_only=True):
     """This peer has merged a part of a round again, and found what its owner has."""
 

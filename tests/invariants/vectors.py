@@ -83,6 +83,7 @@ from weft.texts.chain import chain_of, joined, key_of
 from weft.texts.messages import OpenSequence, RowsOfText, TextRows, TokenDrawn, drawn_how, id_of
 from weft.texts.receipts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, rows_digest, weights_digest
 from weft.verify.draw import Draw, drawn
+from weft.verify.seals import Salt, Sealed, seal_of
 
 Vector = dict[str, str]
 
@@ -460,6 +461,13 @@ def work() -> Vector:
     }
 
 
+def audit_seal() -> Vector:
+    work, state = wire.digest(b"the signed work"), wire.digest(b"state 2")
+    salt = wire.digest(wire.seal(B, Salt(run=RUN, work=work, before=1)).signature)
+    signed = wire.seal(B, Sealed(run=RUN, work=work, before=1, seal=seal_of(salt, state, B.peer)))
+    return {"state": state, "salt": salt, "body": signed.body.hex(), "signature of B": signed.signature.hex()}
+
+
 def steward_act() -> wire.Signed:
     return wire.seal(B, Act(run=RUN, serial=1, deed=Amend(reason="it diverges", every=4)))
 
@@ -653,6 +661,7 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "manifest": manifest,
     "entry": entry,
     "work": work,
+    "audit-seal": audit_seal,
     "group": group,
     "charter": charter,
     "act": act,

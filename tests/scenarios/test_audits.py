@@ -13,11 +13,13 @@ from scenarios.swarm import Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec.config import Int8Config
 from weft.errors import Removed
-from weft.events import ActEnacted, MergeAudited, MergeDoubted, WorkAudited, WorkDoubted
+from weft.events import ActEnacted, AuditorDoubted, MergeAudited, MergeDoubted, WorkAudited, WorkDoubted
 from weft.ids import Digest, PeerId, Round
+from weft.peer.audit.auditor import Auditor
 from weft.peer.audit.kept import Kept
 from weft.peer.audit.merges import Merge, Merges
 from weft.peer.audit.outcome import Found
+from weft.peer.audit.sealing import UNEQUAL
 from weft.peer.audit.trace import Trace
 from weft.peer.audit.worker import Worker
 from weft.peer.group.records import lease_of
@@ -73,6 +75,7 @@ def test_honest_work_is_audited_and_found_equal(make_swarm: MakeSwarm, method: M
     assert len(audits(swarm)) >= 6
     assert doubts(swarm) == []
     assert {audit.distance for audit in audits(swarm)} == {0.0}  # one machine: to the last bit
+    assert [event for life in swarm.lives for event in life.seen(AuditorDoubted)] == []
 
 
 def test_honest_work_in_exact_numbers_is_found_equal(make_swarm: MakeSwarm) -> None:
@@ -85,6 +88,35 @@ def test_honest_work_in_exact_numbers_is_found_equal(make_swarm: MakeSwarm) -> N
     assert len(audits(swarm)) >= 3
     assert doubts(swarm) == []
     assert {audit.distance for audit in audits(swarm)} == {0.0}
+
+
+def test_an_auditor_that_makes_no_steps_is_found_in_exact_numbers_by_what_it_had_sealed(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=EXACT, num_rounds=5, num_peers=3, learns=True)
+    repeated, compared = Auditor._repeated, Auditor._compared
+
+    def is_lazy(auditor: Auditor) -> bool:
+        return auditor._context.node.peer == swarm.member("c").id
+
+    async def nothing(auditor: Auditor, audit: Any, state: Any, *given: Any) -> Any:
+        return state if is_lazy(auditor) else await repeated(auditor, audit, state, *given)
+
+    async def the_same(auditor: Auditor, *given: Any) -> Found:
+        return Found("equal") if is_lazy(auditor) else await compared(auditor, *given)
+
+    monkeypatch.setattr(Auditor, "_repeated", nothing)
+    monkeypatch.setattr(Auditor, "_compared", the_same)
+
+    async def scenario() -> None:
+        one_replica(await swarm.done(*await swarm.start("abc")))
+
+    swarm.run(scenario)
+    found = {life.member.name: life.seen(AuditorDoubted) for life in swarm.lives}
+    assert {name for name, events in found.items() if events} == {"a", "b"}
+    told = {(event.member, event.outcome, event.why) for events in found.values() for event in events}
+    assert told == {(swarm.member("c").id, "false", UNEQUAL)}
+    assert doubts(swarm) == []
 
 
 @pytest.mark.full

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slow.shell import LOCAL, START_S, Shell
-from weft.events import ActEnacted, PeerStopped, RoundCommitted, WorkAudited, WorkDoubted
+from weft.events import ActEnacted, AuditorDoubted, PeerStopped, RoundCommitted, WorkAudited, WorkDoubted
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +39,7 @@ def test_honest_processes_audit_each_other_and_find_no_fault(
         shell.wait(lambda entry: isinstance(entry.event, PeerStopped), within_s=2 * START_S)
     events = [entry.event for shell in (anna, bert, clara) for entry in shell.entries()]
     assert [event for event in events if isinstance(event, WorkDoubted | ActEnacted)] == []
+    assert [event for event in events if isinstance(event, AuditorDoubted)] == [], "who was killed seals the same again"
     audits = [event for event in events if isinstance(event, WorkAudited)]
     assert len(audits) >= NUM_ROUNDS
     assert max(audit.distance for audit in audits) < 1e-6

@@ -4,7 +4,9 @@
                                  the first rounds and 1 later
     hashing   (H / e + 1) 4 (1 + m) N h      of H training steps every e-th state, and the first: N parameters and m
                                              moments of each, h seconds a byte
-    worker    a (H + e) / 2      training steps made again: from the lease's first to those that were drawn
+    kept      b 4 (1 + m) N w    b states inside a lease, w seconds a byte: a worker begins at the last of them.
+                                 b + 1 = sqrt(r H s / (4 (1 + m) N (h + w))), or so, where a step takes s seconds
+    worker    a (H / (b + 1) + e) / 2    training steps made again: from what is kept to those that were drawn
     auditor   a e                training steps made
     merging   a                  payloads decoded and added: an n-th of each of n
     fetched   a 4 N (m + 3 + c)  the state before, the parameters before and after the lease, and what a codec has left
@@ -14,11 +16,16 @@
 
 Each peer is worker and auditor of as many in the mean. Where all share a machine, what one does is taken from all.
 Where each has its own, a round waits for who has most to do again, or goes on without it. It is audited at all with
-the chance q, and then any part of its lease is as likely as another:
+the chance q, and then any part of what lies between two kept states is as likely as another:
 
     q = 1 - (1 - a / (n - 1))^(n - 1)
-    waited    1 - (1 - (1 - q)^(n + 1)) / ((n + 1) q)     leases, the mean of the largest of n: a / 2 where n is one
+    waited    1 - (1 - (1 - q)^(n + 1)) / ((n + 1) q)     of H / (b + 1) steps, the mean of the largest of n: a / 2
+                                                          where n is one
               a                                           at most: who is late misses the rest of one round
+
+So a round waits for up to a H / (b + 1) steps, and states take b times what one takes: their sum is least with the b
+above. It is found from what a machine takes, and is at most `MAX_BETWEEN`: with seven a worker makes a sixteenth of a
+lease again.
 
 A step takes about 6 N tokens / C seconds at C FLOP/s, so hashing its state takes 2 C h / tokens of it with AdamW,
 whatever N: a twentieth of 2048 tokens at 100 GFLOP/s, and many times the step on a GPU. What copying from there takes
@@ -26,13 +33,16 @@ is not counted.
 """
 
 from dataclasses import dataclass
+from math import sqrt
 from typing import NamedTuple
 
 from weft.cost.training import Traffic
 
 # Of a byte of a state, where nothing is timed: one thread of a server that others used, too. Idle cores take less.
 HASH_S = 6e-10
+WRITE_S = 7e-10  # into the system's cache, not to the disk
 FLOAT_NBYTES = 4
+MAX_BETWEEN = 7  # states that are kept inside a lease: disk for a few of the newest leases
 
 
 class Kept(NamedTuple):
@@ -46,21 +56,25 @@ class Kept(NamedTuple):
         return max(self.rounds, int(self.seconds / round_s)) + 1
 
 
+# Of steps that a peer shows its auditors at a time; where all of them are small, more.
+MAX_SHOWN = 2
+
+
 @dataclass(frozen=True, kw_only=True)
 class Customs:
     """What all members hold to.
 
     Args:
         times: as often newcomers are audited, in their first `num_new` rounds.
-        num_shown: audits at a time that a peer shows what it did.
         leases, parts: for how long what they may ask for is kept.
+        between: for how long states inside leases are.
     """
 
     times: float
     num_new: int
-    num_shown: int
     leases: Kept
     parts: Kept
+    between: Kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +115,11 @@ class Audited:
 
     @property
     def state_nbytes(self) -> int:
-        """Return the bytes of a state: parameters and moments."""
-        return FLOAT_NBYTES * self.num_parameters * (1 + self.num_moments)
+        return state_nbytes(self.num_parameters, self.num_moments)
 
     @property
     def end_nbytes(self) -> int:
-        """Return the bytes of what a lease ends with: parameters, and what a codec had left."""
-        return FLOAT_NBYTES * self.num_parameters * (1 + self.has_error)
+        return end_nbytes(self.num_parameters, self.has_error)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,12 +127,13 @@ class Speed:
     """How fast a member is.
 
     Args:
-        step_s: of a training step. `hash_s`: of a byte. `merge_s`: of decoding and adding one payload.
+        step_s: of a training step. `hash_s`, `write_s`: of a byte. `merge_s`: of decoding and adding one payload.
         crowding: members per core that serves them: above 1 where they share a machine.
     """
 
     step_s: float
     hash_s: float
+    write_s: float
     merge_s: float
     crowding: float = 1.0
 
@@ -132,18 +145,20 @@ class AuditCost:
     Args:
         customs: by which it is reckoned.
         num_audits: of a contribution; each peer makes as many.
-        hash_s: of its states. `again_s`: of training steps and merging, its own and others'.
+        hash_s: of its states. `keep_s`: of those inside a lease.
+        again_s: of training steps and merging, its own and others'.
         waited_s: what a round waits for the one that has most to do again, `again_s` in it.
         traffic: on average.
         step_nbytes: that one audit of training steps fetches: where machines come to the same, and where not.
         part_nbytes: that one audit of a part fetches.
         memory_nbytes: on the host at most, while it is audited by two and audits one.
-        lease_nbytes, payloads_nbytes: of what it keeps on its disk of each round.
+        lease_nbytes, between_nbytes, payloads_nbytes: of what it keeps on its disk of each round.
     """
 
     customs: Customs
     num_audits: float
     hash_s: float
+    keep_s: float
     again_s: float
     waited_s: float
     traffic: Traffic
@@ -151,6 +166,7 @@ class AuditCost:
     part_nbytes: int
     memory_nbytes: int
     lease_nbytes: int
+    between_nbytes: int
     payloads_nbytes: int
 
     def disk_nbytes(self, round_s: float) -> int:
@@ -159,21 +175,26 @@ class AuditCost:
         Args:
             round_s: of a whole round.
         """
-        leases, parts = self.customs.leases.num(round_s), self.customs.parts.num(round_s)
-        return leases * self.lease_nbytes + parts * self.payloads_nbytes
+        customs = self.customs
+        nbytes = customs.leases.num(round_s) * self.lease_nbytes + customs.parts.num(round_s) * self.payloads_nbytes
+        return nbytes + customs.between.num(round_s) * self.between_nbytes
 
     @property
     def round_s(self) -> float:
         """Return how much longer a round takes."""
-        return self.hash_s + self.waited_s
+        return self.hash_s + self.keep_s + self.waited_s
 
 
 def cost_of(audited: Audited, speed: Speed) -> AuditCost:
     """Return what audits take in a round."""
     num, every, num_audits = audited.num_steps, audited.every, audited.num_audits
     named = -(-num // every) + 1
-    passed = num_audits * (num / 2 + 1.5 * every)  # as worker and as auditor, in training steps
-    longest = num * min(longest_part(num_audits, audited.num_members), num_audits) + 1.5 * num_audits * every
+    state_s = audited.state_nbytes * (speed.hash_s + speed.write_s)
+    inside = num_between(num, speed.step_s, state_s, audited.rate)
+    span = min(num, spacing(num, inside, audited.trace_every))  # training steps from one state that is kept to the next
+    inside = -(-num // span) - 1
+    passed = num_audits * (span / 2 + 1.5 * every)  # as worker and as auditor, in training steps
+    longest = span * min(longest_part(num_audits, audited.num_members), num_audits) + 1.5 * num_audits * every
     merge_s = num_audits * speed.merge_s
     again_s, longest_s = passed * speed.step_s + merge_s, longest * speed.step_s + merge_s
     least, part = step_nbytes(audited), part_nbytes(audited)
@@ -182,20 +203,44 @@ def cost_of(audited: Audited, speed: Speed) -> AuditCost:
         customs=audited.customs,
         num_audits=num_audits,
         hash_s=speed.crowding * named * audited.state_nbytes * speed.hash_s,
+        keep_s=speed.crowding * inside * audited.state_nbytes * speed.write_s,
         again_s=again_s,
         waited_s=max(again_s, longest_s / speed.crowding),  # who works alone has the cores to itself
         traffic=Traffic(mean, mean),
         step_nbytes=(least, least + audited.state_nbytes),
         part_nbytes=part,
-        memory_nbytes=memory_nbytes(audited),
+        memory_nbytes=memory_nbytes(
+            audited.num_parameters, audited.num_moments, audited.has_error, audited.payload_nbytes
+        ),
         lease_nbytes=audited.state_nbytes + audited.end_nbytes,
+        between_nbytes=inside * audited.state_nbytes,
         # its own, what was brought to its part, and the result of another's
         payloads_nbytes=2 * audited.payload_nbytes + audited.merged_nbytes,
     )
 
 
+def num_between(num_steps: int, step_s: float, state_s: float, rate: float) -> int:
+    """Return how many states inside a lease are kept, so that writing them and what a round waits for take the least.
+
+    Args:
+        num_steps: of the lease. `step_s`: of each. `state_s`: of writing a state.
+        rate: the chance that somebody audits it.
+    """
+    most = min(MAX_BETWEEN, num_steps - 1)
+    if state_s <= 0:
+        return most
+    return max(0, min(most, round(sqrt(rate * num_steps * step_s / state_s)) - 1))
+
+
+def spacing(num_steps: int, num: int, every: int) -> int:
+    """Return after how many steps each of so many states is kept: all are named, which every `every`-th is."""
+    apart = -(-num_steps // (num + 1))
+    return -(-apart // every) * every
+
+
 def longest_part(num_audits: float, num_members: int) -> float:
-    """Return what part of a lease that member makes again which has most of it, of all who were drawn in a round."""
+    """Return what part of what lies between two kept states that member makes again which has most of it, of all who
+    were drawn in a round."""
     if num_members < 2 or not num_audits:
         return 0.0
     missed = (1 - num_audits / (num_members - 1)) ** (num_members - 1)
@@ -213,8 +258,23 @@ def part_nbytes(audited: Audited) -> int:
     return audited.payload_nbytes * (audited.num_members - 1) // audited.num_members
 
 
-def memory_nbytes(audited: Audited) -> int:
-    """Return the bytes that a peer holds at most: what it shows to as many as it may, three states, and a payload."""
-    outer = FLOAT_NBYTES * audited.num_parameters
-    shown = 2 * audited.state_nbytes + outer + audited.end_nbytes
-    return audited.customs.num_shown * shown + 3 * audited.state_nbytes + audited.payload_nbytes
+def state_nbytes(num_parameters: int, num_moments: int) -> int:
+    """Return the bytes of a state: parameters and moments."""
+    return FLOAT_NBYTES * num_parameters * (1 + num_moments)
+
+
+def end_nbytes(num_parameters: int, has_error: bool) -> int:
+    """Return the bytes of what a lease ends with: parameters, and what a codec had left."""
+    return FLOAT_NBYTES * num_parameters * (1 + has_error)
+
+
+def memory_nbytes(num_parameters: int, num_moments: int, has_error: bool, payload_nbytes: int) -> int:
+    """Return the bytes on the host that a peer holds at most: what it shows to as many as it may, three states, and a
+    payload.
+
+    Args:
+        has_error, payload_nbytes: as of `Audited`.
+    """
+    state = state_nbytes(num_parameters, num_moments)
+    shown = 2 * state + FLOAT_NBYTES * num_parameters + end_nbytes(num_parameters, has_error)
+    return MAX_SHOWN * shown + 3 * state + payload_nbytes

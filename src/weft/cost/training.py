@@ -275,6 +275,11 @@ def activation_nbytes(
 EXACT_TOKENS, _EXACT_ROOM_NBYTES = 64, 24 << 18
 
 
+# A training step in exact numbers takes so many times one in fp32 on the same CPU: 3.04 at 0.4 million parameters, 2.82
+# at 3 million (benchmarks/reports/exact.md).
+EXACT_TIMES = 3.0
+
+
 def exact_activation_nbytes(
     decoder: Decoder, micro_batch: int, seq_len: int, *, has_recompute: bool = False, has_rows: bool = False
 ) -> int:

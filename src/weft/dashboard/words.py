@@ -510,6 +510,16 @@ _ROWS: dict[type[Event], _Row] = {
             "slow line or a machine that was asleep gives no answer; a broken memory or processor gives other numbers.",
         ),
     ),
+    events.AuditorDoubted: _Row(
+        WARNING,
+        "{member:peer} has audited training steps, and {why}",
+        advice=(
+            "member",
+            "What {member:peer} says of an audit is not what it had sealed before, or it did not say it.",
+            "Three times, and it is believed no more. If it is yours: it was away, or was started again with other "
+            "threads.",
+        ),
+    ),
     events.ActRefused: _Row(WARNING, _act_refused),
     events.ActEnacted: _Row(NOTE, _act_enacted),
     events.PayloadRejected: _Row(

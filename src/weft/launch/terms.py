@@ -48,6 +48,7 @@ from weft.sync.merge.method import Method
 from weft.training import section_memory as holding
 from weft.training.device import (
     Device,
+    audits_nbytes,
     base_numbers,
     beside_loop_nbytes,
     check_fits,
@@ -188,6 +189,7 @@ class Terms:
     disk_nbytes: int  # data and checkpoint
     process_nbytes: int  # of memory, that the program takes itself; where a loop of one's own trains: that it has taken
     memory_nbytes: int  # that training and texts take beside it; where a loop of one's own trains: that the peer takes
+    audits_nbytes: int = 0  # of it, for audits
     micro_batch: int  # samples that are trained on at a time, or pass through a stage, or of a loop's step
     num_peers: int  # who takes part, as far as is known, or else as many as the ticket tells, and this one
     round_nbytes: int  # sent and received in one round of so many: as was measured, else in closed form
@@ -364,6 +366,7 @@ def terms(
         disk_nbytes=fetch_nbytes + 4 * num * CHECKPOINT_VECTORS,
         process_nbytes=process_nbytes() if isinstance(run, LoopConfig) else program_nbytes(choose(settings)),
         memory_nbytes=sum(part.memory_nbytes for part in parts),
+        audits_nbytes=audits_nbytes(run),
         micro_batch=parts[0].micro_batch,
         num_peers=num_peers,
         round_nbytes=round_nbytes,

@@ -210,11 +210,27 @@ class AuditSealed(Record, frozen=True, kw_only=True, tag="AuditSealed"):
 
     work: HexDigest
     ticket: Signed
-    seal: HexDigest
+    letter: Signed  # a Sealed
 
 
 class AuditOpened(Record, frozen=True, kw_only=True, tag="AuditOpened"):
     after: NamedState | None = None  # what the worker came to; None: ask again
+
+
+class SealNote(Record, frozen=True, kw_only=True, tag="SealNote"):
+    """A note to all of an auditor, or of the worker that it audits: a signed Sealed."""
+
+    letter: Signed
+
+
+class SealOpened(Record, frozen=True, kw_only=True, tag="SealOpened"):
+    """A note to all of an auditor that has sealed what it came to: this was it."""
+
+    work: HexDigest
+    before: Annotated[int, Meta(ge=0, le=MAX_COUNT)]  # as in its Sealed
+    state: HexDigest
+    salt: HexDigest
+    after: NamedState | None = None  # what it was shown, where it has found nothing wrong with that
 
 
 MAX_PLACES = 64  # of tasks whose answers are asked for at a time

@@ -16,12 +16,11 @@ import torch
 from weft.codec.build import build as build_codec
 from weft.codec.config import LOSSY
 from weft.cost import training as cost
-from weft.cost.audits import AuditCost, Audited, Customs, Kept, Speed, cost_of
+from weft.cost.audits import WRITE_S, AuditCost, Audited, Customs, Kept, Speed, cost_of
 from weft.errors import ConfigError
 from weft.model.config import num_base_parameters
 from weft.model.flat import layout
-from weft.peer.audit import kept, trace
-from weft.peer.audit.worker import MAX_SHOWN
+from weft.peer.audit import between, kept, trace
 from weft.peer.group.groups import PARALLEL
 from weft.plan.groups import Levels, grouped_time, largest_group, levels
 from weft.plan.loss import NONE, Penalty, penalty
@@ -29,7 +28,7 @@ from weft.plan.processor import merge_s, processor_time, sent_nbytes
 from weft.plan.question import Machines, Question
 from weft.plan.timing import Kind, Load, RoundTime
 from weft.run.config import DpoConfig
-from weft.sync.costs import num_moments, peer_memory
+from weft.sync.costs import audit_memory_nbytes, num_moments, peer_memory
 from weft.sync.merge.method import most_sent
 from weft.sync.method.choices import NesterovConfig
 from weft.sync.round.shares import num_drawn
@@ -43,9 +42,9 @@ EVEN, MAX_LEAD = 0.7, 8.0
 AUDITS = Customs(
     times=TIMES,
     num_new=NEW,
-    num_shown=MAX_SHOWN,
     leases=Kept(trace.KEPT_ROUNDS, trace.KEPT_S),
     parts=Kept(kept.KEPT_ROUNDS, kept.KEPT_S),
+    between=Kept(between.KEPT_ROUNDS, between.KEPT_S),
 )
 
 
@@ -246,6 +245,7 @@ def _audits(question: Question, load: Load, leased: dict[str, int]) -> AuditCost
     speed = Speed(
         step_s=question.tokens_per_step / slowest.tokens_per_s,
         hash_s=0.0 if is_free else slowest.hash_s,
+        write_s=0.0 if is_free else WRITE_S,
         merge_s=0.0 if is_free else merge_s(choices.codec, num),
         crowding=slowest.crowding,
     )
@@ -341,12 +341,14 @@ def _penalty(question: Question) -> Penalty | None:
 
 def hold(question: Question, machines: Machines) -> Hold:
     """Return what a peer with one of `machines` holds, with as many samples at a time as fit."""
-    micro_batch = question.train.batch_size
+    micro_batch, trust = question.train.batch_size, question.audits
+    if trust is not None:
+        micro_batch = min(trust.micro_batch or micro_batch, micro_batch)
     while True:
         on_device, on_host = _held(question, machines, micro_batch)
         held, there = on_device or on_host, machines.memory_nbytes
         has_room = None if there is None else held <= cost.SPARE * there
-        if has_room is not False or micro_batch == 1:
+        if has_room is not False or micro_batch == 1 or trust is not None:  # there it is the run's
             break
         micro_batch //= 2
     return Hold(
@@ -360,23 +362,19 @@ def _held(question: Question, machines: Machines, micro_batch: int) -> tuple[int
     Of an elector; a leaf neither merges parts nor the payloads of a group.
     """
     num, num_peers, choices = question.num_parameters, question.num_peers, question.choices
-    num_electors = question.num_electors
+    num_electors, shapes = question.num_electors, tuple(span.shape for span in layout(question.model))
     memory = peer_memory(
         choices,
         question.train.optimizer,
-        tuple(span.shape for span in layout(question.model)),
+        shapes,
         num,
         num_electors,
         num_rounds=math.ceil(question.train.tokens / (num_peers * choices.every * question.tokens_per_step)),
-        activations=cost.activation_nbytes(
-            decoder(question.model),
-            micro_batch,
-            question.train.seq_len,
-            is_half=machines.is_half,
-            num_thinned=thinned(question.model),
-        ),
+        activations=_activation_nbytes(question, machines, micro_batch),
     )
     more = _group_nbytes(question)
+    if question.audits is not None:
+        more += audit_memory_nbytes(choices, question.train.optimizer, shapes, num)
     frozen = cost.vector_nbytes(num_base_parameters(question.model))
     if isinstance(question.train.loss, DpoConfig):
         frozen += cost.vector_nbytes(num)
@@ -386,6 +384,15 @@ def _held(question: Question, machines: Machines, micro_batch: int) -> tuple[int
         return 0, memory.on_cpu + more + frozen + sum(drawn)
     on_device, on_host = memory.on_gpu
     return on_device + frozen + drawn.device, on_host + more + frozen + drawn.host
+
+
+def _activation_nbytes(question: Question, machines: Machines, micro_batch: int) -> int:
+    shape, seq_len, trust = decoder(question.model), question.train.seq_len, question.audits
+    if trust is not None and trust.is_exact:
+        return cost.exact_activation_nbytes(shape, micro_batch, seq_len)
+    return cost.activation_nbytes(
+        shape, micro_batch, seq_len, is_half=machines.is_half, num_thinned=thinned(question.model)
+    )
 
 
 def _group_nbytes(question: Question) -> int:
@@ -411,7 +418,8 @@ def _bill(question: Question, pace: Pace) -> Bill:
 
 def _joules(question: Question, pace: Pace, machines: Machines) -> float:
     train_s = leased_tokens(question)[machines.name] / machines.tokens_per_s
-    train_s += 0.0 if pace.audits is None else pace.audits.hash_s + pace.audits.again_s
+    if (audits := pace.audits) is not None:
+        train_s += audits.hash_s + audits.keep_s + audits.again_s
     train_s = min(train_s, pace.round.total_s)
     return machines.watts * (train_s + question.idle_share * (pace.round.total_s - train_s))
 

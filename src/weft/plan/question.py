@@ -119,11 +119,14 @@ class Question:
         return self.train.batch_size * self.train.seq_len
 
 
-def tokens_per_s(device: Device, model: ModelConfig, train: TrainConfig, efficiency: float | None = None) -> float:
+def tokens_per_s(
+    device: Device, model: ModelConfig, train: TrainConfig, efficiency: float | None = None, *, is_exact: bool = False
+) -> float:
     """Return the speed of inner steps on a device: its matrix products, and the optimizer's way through its memory.
 
     Args:
         efficiency: share of its products that training uses; None: as `profiles.toml` has it for its kind.
+        is_exact: they are computed in exact numbers.
     """
     defaults = known().defaults
     usual = defaults.cpu_efficiency if device.kind == "cpu" else defaults.gpu_efficiency
@@ -131,7 +134,7 @@ def tokens_per_s(device: Device, model: ModelConfig, train: TrainConfig, efficie
     flops = num_tokens * cost.flops_per_token(decoder(model), train.seq_len)
     products_s = flops / (1e12 * device.tflops * (efficiency or usual))
     optimizer_s = OPTIMIZER_NBYTES * num_parameters(model) / (1e9 * device.bandwidth_gbs)
-    return num_tokens / (products_s + optimizer_s)
+    return num_tokens / ((products_s + optimizer_s) * (cost.EXACT_TIMES if is_exact else 1.0))
 
 
 def cluster_of(device: Device, count: int, model: ModelConfig, train: TrainConfig, price_per_hour: float) -> Cluster:

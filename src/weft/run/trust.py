@@ -42,6 +42,11 @@ TrustConfig = MembersTrust | RecordedTrust | AuditedTrust
 Recorded = RecordedTrust | AuditedTrust
 
 
+def is_exact(trust: TrustConfig | UnsetType) -> bool:
+    """Return whether training steps are computed in exact numbers."""
+    return isinstance(trust, AuditedTrust) and trust.is_exact
+
+
 def of_run(trust: TrustConfig) -> Recorded | UnsetType:
     """Return what a run's config has of it: one that says nothing is as they were before."""
     return UNSET if isinstance(trust, MembersTrust) else trust

@@ -8,6 +8,7 @@ from typing import assert_never
 
 from weft.codec.build import build
 from weft.codec.codec import Codec
+from weft.cost import audits
 from weft.cost import training as cost
 from weft.cost.training import Traffic
 from weft.sync.merge.method import Shapes, build_basis, most_sent
@@ -66,6 +67,16 @@ def peer_memory(
         num_rounds=num_rounds,
         activations=activations,
     )
+
+
+def audit_memory_nbytes(choices: Choices, optimizer: OptimizerConfig, shapes: Shapes, num: int) -> int:
+    """Return the bytes that a member whose steps are audited holds for that, at most, on the host.
+
+    Args:
+        shapes, num: as of `peer_memory`.
+    """
+    payload_nbytes = build(choices.codec).nbytes(most_sent(choices, shapes, num))
+    return audits.memory_nbytes(num, num_moments(optimizer), choices.feedback is not None, payload_nbytes)
 
 
 def _rule_nbytes(rule: Rule, num_electors: int) -> int:

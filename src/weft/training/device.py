@@ -29,11 +29,11 @@ from weft.model.flat import held_nbytes
 from weft.model.held import Numbers
 from weft.model.sections import Section, whole
 from weft.pipeline.codec.activations import BY_DEFAULT, ActivationConfig
-from weft.run.config import DpoConfig, LoopConfig, RunConfig
+from weft.run.config import DpoConfig, Genesis, LoopConfig, RunConfig
 from weft.run.host import gigabytes, host_free_nbytes, process_nbytes
 from weft.run.machine import CapsConfig, PeerConfig
 from weft.run.trust import AuditedTrust
-from weft.sync.costs import peer_memory
+from weft.sync.costs import audit_memory_nbytes, peer_memory
 from weft.texts.section import codec_of, kind_with
 from weft.training.text_memory import TextMemory, answer_memory, text_memory
 
@@ -263,9 +263,17 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
     if isinstance(run.train.loss, DpoConfig):
         for place in needed:
             needed[place] += cost.vector_nbytes(run.num_parameters)
+    needed["cpu"] += audits_nbytes(run)
     if run.reward is not UNSET:
         needed = _with(needed, answer_memory(run.model, device.torch, run.train.seq_len), device)
     return with_texts(needed, run.model, whole(run.model), BY_DEFAULT, device, peer.serve_nbytes)
+
+
+def audits_nbytes(run: Genesis) -> int:
+    """Return the bytes of main memory that audits take of a member at most; nothing in a run that has none."""
+    if not isinstance(run, RunConfig) or not isinstance(run.trust, AuditedTrust):
+        return 0
+    return audit_memory_nbytes(run.method, run.train.optimizer, run.vector.tensors, run.num_parameters)
 
 
 def _activation_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch: int) -> int:
@@ -367,9 +375,10 @@ def _too_large(run: RunConfig, needed: dict[str, int], free: dict[str, int], pee
     close = "Close" if caps.memory_nbytes is None and caps.vram_nbytes is None else "Raise --memory or --vram, close"
     base = num_base_parameters(run.model)
     adapter = f", its adapter {run.num_parameters:,}," if base else ""
+    audits = f", {gigabytes(audits_nbytes(run))} of it for audits" if audits_nbytes(run) else ""
     return (
         f"the model has {base or run.num_parameters:,} parameters{adapter} and does not fit, even with one sample of "
-        f"{run.train.seq_len} tokens at a time. {figures(needed, free)}. {close} other programs, {texts}set "
+        f"{run.train.seq_len} tokens at a time. {figures(needed, free)}{audits}. {close} other programs, {texts}set "
         "has_recompute = true or a half precision, choose a smaller model, or join from a larger machine."
     )
 

@@ -1,5 +1,6 @@
 """Who audits whose work, and what comes of it: pure, without torch.
 
 draw      who is to do which training steps of a contribution again
+seals     what auditors told before they were shown anything, and whether they open it
 judge     how far two states may lie apart that honest machines come to
 """

@@ -2,7 +2,7 @@
 
     new           fewer than `NEW` works of it were counted since it came, or since the run began
     strays        what it shows is far from what others show, until it is back (`weft.peer.loop.outliers`)
-    unanswered    an audit got no answer from it, in the last `LASTS` rounds
+    unanswered    an audit got no answer from it, or it did not open its own, in the last `LASTS` rounds
 
 Each peer knows this by itself, and others need not agree: whoever is asked answers whoever was drawn at
 `TIMES` the run's rate.
@@ -47,7 +47,7 @@ class Suspicion:
         (self._strays.discard if is_back else self._strays.add)((peer, what))
 
     def unanswered(self, peer: PeerId, round: int) -> None:
-        """It did not answer an audit of a round."""
+        """It did not answer an audit of a round, or not open what it had sealed until then."""
         self._unanswered[peer] = max(round, self._unanswered.get(peer, round))
 
     def times(self, peer: PeerId) -> float:

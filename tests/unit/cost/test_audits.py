@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from weft.cost.audits import Audited, Customs, Kept, Speed, cost_of, longest_part
+from weft.cost.audits import MAX_BETWEEN, Audited, Customs, Kept, Speed, cost_of, longest_part, num_between, spacing
 from weft.cost.training import Traffic
 
-CUSTOMS = Customs(times=4.0, num_new=10, num_shown=2, leases=Kept(20, 150.0), parts=Kept(16, 120.0))
-SPEED = Speed(step_s=2.0, hash_s=1e-6, merge_s=10.0)
+CUSTOMS = Customs(times=4.0, num_new=10, leases=Kept(20, 150.0), parts=Kept(16, 120.0), between=Kept(2, 30.0))
+SPEED = Speed(step_s=2.0, hash_s=1e-6, write_s=1.0, merge_s=10.0)  # nothing is kept inside a lease: it takes too long
 
 
 def audited(**fields: Any) -> Audited:
@@ -102,6 +102,36 @@ def test_a_round_waits_for_the_longest_no_longer_than_a_lease_and_on_one_machine
     assert apart.waited_s == pytest.approx(0.1 * (10 + 1.5) * 2 + 1.0)
     few = cost_of(audited(rate=1.0, num_members=3), SPEED)
     assert few.waited_s == pytest.approx(max(few.again_s, (10 * longest_part(1.0, 3) + 1.5) * 2 + 10))
-    shared = cost_of(audited(num_members=3), Speed(step_s=2.0, hash_s=1e-6, merge_s=10.0, crowding=3.0))
+    shared = cost_of(audited(num_members=3), Speed(step_s=2.0, hash_s=1e-6, write_s=1.0, merge_s=10.0, crowding=3.0))
     assert shared.waited_s == shared.again_s
     assert shared.hash_s == pytest.approx(3 * apart.hash_s)
+
+
+def test_states_inside_a_lease_are_as_many_as_make_the_sum_least() -> None:
+    """Beside all other numbers of them."""
+    for num_steps, step_s, state_s, rate in ((100, 1.0, 0.3, 0.1), (40, 0.1, 0.02, 0.1), (100, 0.1, 0.3, 0.5)):
+        sums = [num * state_s + rate * num_steps * step_s / (num + 1) for num in range(MAX_BETWEEN + 1)]
+        found = num_between(num_steps, step_s, state_s, rate)
+        assert sums[found] <= 1.01 * min(sums)
+    assert num_between(100, 1.0, 1e-9, 0.1) == num_between(100, 0.0, 0.0, 0.1) == MAX_BETWEEN
+    assert num_between(4, 1.0, 1e-9, 0.1) == 3
+    assert num_between(1, 1.0, 1e-9, 0.1) == num_between(100, 0.01, 10.0, 0.1) == 0
+    assert [spacing(100, 3, 1), spacing(100, 3, 10), spacing(100, 0, 1), spacing(7, 3, 1)] == [25, 30, 100, 2]
+
+
+def test_who_keeps_states_inside_a_lease_makes_fewer_steps_again_and_writes_more() -> None:
+    given = {"num_steps": 100, "num_members": 3}
+    without, fast = cost_of(audited(**given), SPEED), Speed(step_s=2.0, hash_s=1e-6, write_s=1e-4, merge_s=10.0)
+    found = cost_of(audited(**given), fast)
+    assert num_between(100, 2.0, 12_000 * 1.01e-4, 0.1) == 3
+    assert found.keep_s == pytest.approx(3 * 12_000 * 1e-4)
+    assert found.again_s == pytest.approx(0.1 * ((12.5 + 1.5) * 2 + 10))
+    assert without.again_s == pytest.approx(0.1 * ((50 + 1.5) * 2 + 10))
+    assert found.waited_s == pytest.approx(0.1 * (25 + 1.5) * 2 + 1.0)
+    assert found.round_s == pytest.approx(found.hash_s + found.keep_s + found.waited_s)
+    assert found.round_s < without.round_s
+    assert (found.between_nbytes, without.between_nbytes, without.keep_s) == (3 * 12_000, 0, 0.0)
+    assert found.disk_nbytes(60.0) - without.disk_nbytes(60.0) == 3 * 3 * 12_000
+    assert found.disk_nbytes(1.0) - without.disk_nbytes(1.0) == 31 * 3 * 12_000
+    rare = cost_of(audited(**given, trace_every=40), fast)
+    assert rare.between_nbytes == 2 * 12_000  # every 40th state has a name, and 40 and 80 are the only ones inside

@@ -20,6 +20,7 @@ from weft.plan.question import OPTIMIZER_NBYTES, tokens_per_s
 from weft.plan.timing import Line
 from weft.run.machine import PeerConfig
 from weft.run.reward import MatchReward
+from weft.run.trust import AuditedTrust
 from weft.sync.method.choices import SampleConfig
 from weft.sync.method.presets import (
     DdpConfig,
@@ -97,6 +98,19 @@ def test_memory_is_what_a_peer_asks_for(method: DdpConfig | FedAvgConfig | DiLoC
     hold = forecast(asked).memory[0]
     assert {hold.on_device, hold.on_host} == {0, *wanted.values()} if not is_gpu else set(wanted.values())
     assert (hold.micro_batch, hold.has_room) == (8, None)
+
+
+@pytest.mark.parametrize("trust", [AuditedTrust(), AuditedTrust(numerics="exact", micro_batch=2)])
+def test_memory_has_what_audits_hold_in_it(trust: AuditedTrust) -> None:
+    own, kind = train(tokens=10**12), machines(is_gpu=False, is_half=False, memory_nbytes=1e6)
+    run = run_config(DiLoCoConfig(), MODEL, seq_len=1024, batch_size=8, tokens=10**12)
+    wanted = needed_nbytes(
+        replaced(run, trust=trust), PeerConfig(), Device(torch.device("cpu"), "fp32", "any"), trust.micro_batch or 8
+    )
+    (hold,) = forecast(question(kind, trust=trust, train=own)).memory
+    assert hold.on_host == wanted["cpu"]
+    assert (hold.micro_batch, hold.has_room) == (trust.micro_batch or 8, False)  # it is the run's, and not made fewer
+    assert hold.on_host > forecast(question(kind, train=own)).memory[0].on_host + 100 * num_parameters(MODEL)
 
 
 @pytest.mark.parametrize("is_gpu", [False, True])

@@ -5,6 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from msgspec.structs import replace
 
 from unit.peer.tiny import MODEL, run_config
 from weft.codec.build import build
@@ -14,10 +15,12 @@ from weft.errors import ConfigError, TooLarge
 from weft.model.config import named, num_parameters
 from weft.run import host
 from weft.run.machine import CapsConfig, PeerConfig
+from weft.run.trust import AuditedTrust, RecordedTrust
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig
 from weft.training import device as module
 from weft.training.device import (
     Device,
+    audits_nbytes,
     check_fits,
     choose,
     decoder,
@@ -125,6 +128,24 @@ def test_what_a_cpu_needs_is_what_the_closed_form_says(monkeypatch: pytest.Monke
     assert check_fits(run, PeerConfig(micro_batch=3), CPU) == 3
     assert check_fits(run, PeerConfig(micro_batch=1000), CPU) == 8
     assert check_fits(run, PeerConfig(has_recompute=True), CPU) > 8
+
+
+def test_audits_take_memory_of_the_host_beside_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, num = run_config(DiLoCoConfig(), batch_size=8), num_parameters(MODEL)
+    audited = replace(run, trust=AuditedTrust())
+    shown, states = 32 * num, 3 * 12 * num
+    assert audits_nbytes(audited) == 2 * shown + states + build(Int8Config()).nbytes(num)
+    assert audits_nbytes(run) == audits_nbytes(replace(run, trust=RecordedTrust())) == 0
+    for place in (CPU, GPU):
+        plain, more = needed_nbytes(run, PeerConfig(), place, 8), needed_nbytes(audited, PeerConfig(), place, 8)
+        assert more.keys() == plain.keys()
+        assert [more[each] - plain[each] for each in more] == [audits_nbytes(audited)] + [0] * (len(more) - 1)
+    monkeypatch.setattr(
+        module, "host_free_nbytes", lambda: int(needed_nbytes(run, PeerConfig(), CPU, 8)["cpu"] / 0.9) + 1
+    )
+    assert check_fits(run, PeerConfig(), CPU) == 8
+    with pytest.raises(TooLarge, match=r"0\.00 GB of it for audits"):
+        check_fits(audited, PeerConfig(), CPU)
 
 
 def test_a_gpu_holds_what_trains_and_the_host_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

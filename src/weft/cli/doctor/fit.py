@@ -46,7 +46,7 @@ from weft.run.config import Genesis, RunConfig, TrainConfig
 from weft.run.genesis import MAX_RUN_NBYTES, read_run
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig, held_of
-from weft.run.trust import MembersTrust, TrustConfig
+from weft.run.trust import MembersTrust, TrustConfig, is_exact
 from weft.store.home import Home
 from weft.sync.costs import peer_memory
 from weft.sync.method.choices import AdamWConfig, Choices
@@ -162,6 +162,8 @@ def timed(
     settings: PeerConfig,
     stages: int = 1,
     pipeline: PipelineConfig | None = None,
+    *,
+    exact: bool = False,
 ) -> Here:
     """Return how fast this machine trains, by about a second of steps.
 
@@ -170,7 +172,7 @@ def timed(
     """
     micro_batch = (pipeline or PipelineConfig()).micro_batch
     usual = partial(usual_s, measured_s=TIMED_S, least_steps=LEAST_STEPS)
-    how = {"on": settings.device, "num_threads": settings.num_threads}
+    how = {"on": settings.device, "num_threads": settings.num_threads, "is_exact": exact}
     return measure_cut(model, train, stages, micro_batch, 1, timed=usual, **how)
 
 
@@ -323,11 +325,12 @@ def _fit(run: RunConfig, shown: Terms, home: Path, settings: PeerConfig) -> Find
     except ConfigError as error:
         return Finding("fit", "block", f"{run.name}: {error}", facts=facts)
     what = f"stage {' and '.join(stages)}, " if stages else ""
+    audits = f" and {figures.nbytes(shown.audits_nbytes)} for audits" if shown.audits_nbytes else ""
     text = (
         f"{run.name}: {what}{figures.amount(shown.num_parameters)} parameters; "
         f"{'to draw texts, and ' * shown.draws_texts}to train {several(shown.micro_batch, 'sample')} at a time takes "
         f"about {figures.nbytes(shown.process_nbytes + shown.memory_nbytes)} of memory, "
-        f"{figures.nbytes(shown.process_nbytes)} of it for the program itself; "
+        f"{figures.nbytes(shown.process_nbytes)} of it for the program itself{audits}; "
         f"{figures.nbytes(sum(free.values()))} are free. It takes "
         f"{figures.nbytes(shown.disk_nbytes)} of disk, of {figures.nbytes(room)}"
     )
@@ -374,7 +377,8 @@ def _timed(trained: _Trained, settings: PeerConfig, flops_per_s: float) -> Here 
     """Return how fast this machine trains it; why that was not timed, where a single sample would take long."""
     train = trained.train
     flops = train.seq_len * cost.flops_per_token(here.decoder(trained.model), train.seq_len) / trained.stages
-    sample_s = flops / flops_per_s
+    exact = is_exact(trained.trust)
+    sample_s = flops / flops_per_s * (cost.EXACT_TIMES if exact else 1.0)
     facts: dict[str, Fact] = {"tokens_per_s": None}
     if sample_s > LONGEST_S:
         text = f"not timed: a training step of a single sample would take about {figures.seconds(sample_s)} here"
@@ -382,7 +386,7 @@ def _timed(trained: _Trained, settings: PeerConfig, flops_per_s: float) -> Here 
     num_samples = max(1, min(train.batch_size, int(STEP_S / sample_s)))
     try:
         part = msgspec.structs.replace(train, batch_size=num_samples)
-        return timed(trained.model, part, settings, trained.stages, trained.pipeline)
+        return timed(trained.model, part, settings, trained.stages, trained.pipeline, exact=exact)
     except TooLarge:
         return Finding("pace", "note", "not timed: there is no room for a training step", facts=facts)
 

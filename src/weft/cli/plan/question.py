@@ -18,6 +18,7 @@ from weft.cli import settings
 from weft.cli.options import rate_bps
 from weft.codec.config import CodecConfig
 from weft.config import alike, load
+from weft.cost.training import EXACT_TIMES
 from weft.dashboard import figures
 from weft.data.corpus import text_nbytes
 from weft.data.packing import CharactersConfig, make_tokenizer
@@ -35,7 +36,7 @@ from weft.run.config import FolderModel, RunConfig, RunFile, SizedModel
 from weft.run.genesis import on_corpus, resolve
 from weft.run.idle import without_effect
 from weft.run.machine import PeerConfig
-from weft.run.trust import AuditedTrust, MembersTrust
+from weft.run.trust import AuditedTrust, MembersTrust, is_exact
 from weft.sim.scenario import Kind, Scenario
 from weft.sync.method.choices import Choices
 from weft.sync.method.presets import AutoConfig, MethodConfig, spell_out
@@ -372,7 +373,8 @@ def _machines(own: Own, run_file: RunFile, model: ModelConfig, num_peers: int) -
         from weft.cli.plan.speed_here import hash_s, measure_cut
 
         num_sharing = num_peers if named.is_one_machine else 1
-        here = measure_cut(model, train, run_file.stages, run_file.pipeline.micro_batch, num_sharing)
+        stages, micro_batch = run_file.stages, run_file.pipeline.micro_batch
+        here = measure_cut(model, train, stages, micro_batch, num_sharing, is_exact=is_exact(run_file.trust))
         crowding, speed = here.crowding, speed or here.tokens_per_s
         note = f"timed here: {here.name}, {speed:,.0f} tokens/s"
         if named.is_one_machine:
@@ -382,16 +384,24 @@ def _machines(own: Own, run_file: RunFile, model: ModelConfig, num_peers: int) -
             machines = replace(machines, hash_s=hash_s(num_parameters(model)))
         return replace(machines, is_half=here.is_half, crowding=crowding), (note,)
     device = profiles.device(own.device)
+    if is_exact(run_file.trust) and device.kind != "cpu":
+        raise ConfigError(
+            f"--device {own.device}: this run's training steps are computed in exact numbers, which are of CPUs. Name "
+            'one, or set trust.numerics = "fp32".'
+        )
     host_watts = defaults.host_watts if device.kind == "gpu" else 0.0
     machines = replace(
         machines,
-        tokens_per_s=speed or tokens_per_s(device, model, train, own.efficiency),
+        tokens_per_s=speed or tokens_per_s(device, model, train, own.efficiency, is_exact=is_exact(run_file.trust)),
         watts=device.watts + host_watts if own.watts is None else own.watts,
         memory_nbytes=1e9 * device.memory_gb,
         is_gpu=device.kind == "gpu",
         is_half=device.precision != "fp32",
     )
-    return machines, (_device_note(device, own),)
+    notes = [_device_note(device, own)]
+    if is_exact(run_file.trust) and own.tokens_per_s is None:
+        notes.append(f"a step in exact numbers takes {EXACT_TIMES:g} times one in fp32 (benchmarks/reports/exact.md)")
+    return machines, tuple(notes)
 
 
 def _device_note(device: profiles.Device, own: Own) -> str:

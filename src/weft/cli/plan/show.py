@@ -105,14 +105,15 @@ def _moved(plan: Forecast) -> str:
 
 
 def _audits_in_short(plan: Forecast) -> Iterator[str]:
-    """Yield what audits take: of speed and bytes they are in the figures above, of memory and disk beside them."""
+    """Yield what audits take: of speed, bytes and memory they are in the figures above, of disk beside them."""
     if (cost := plan.pace.audits) is None:
         return
     moved = figures.nbytes(cost.traffic.sent_nbytes + cost.traffic.received_nbytes)
     yield from titled(
         "audits",
-        f"{plan.pace.audited_speed:.0%} of the speed without, {moved} a round of these bytes; beside this up to "
-        f"{figures.nbytes(cost.memory_nbytes)} of memory for moments, {figures.nbytes(plan.pace.kept_nbytes)} of disk",
+        f"{plan.pace.audited_speed:.0%} of the speed without, {moved} a round of these bytes, up to "
+        f"{figures.nbytes(cost.memory_nbytes)} of this memory for moments; beside it "
+        f"{figures.nbytes(plan.pace.kept_nbytes)} of disk",
     )
 
 
@@ -124,6 +125,7 @@ def _audits(plan: Forecast) -> Iterator[str]:
     parts = seconds_of(
         [
             ("hashing states", cost.hash_s),
+            ("keeping some", cost.keep_s),
             ("training and merging again", min(cost.again_s, cost.waited_s)),
             ("waiting for who has more to do again", max(0.0, cost.waited_s - cost.again_s)),
         ]
@@ -141,7 +143,7 @@ def _audits(plan: Forecast) -> Iterator[str]:
     )
     yield from titled(
         "",
-        f"up to {figures.nbytes(cost.memory_nbytes)} of the machine's own memory for moments, and "
+        f"up to {figures.nbytes(cost.memory_nbytes)} of the machine's own memory for moments, in the figure above, and "
         f"{figures.nbytes(plan.pace.kept_nbytes)} of disk, beside the others",
     )
 

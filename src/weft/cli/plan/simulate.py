@@ -106,9 +106,8 @@ def report(played: "Played") -> Iterator[str]:
         f"{several(played.num_rounds, 'round')}, {several(played.committed_tokens, 'token')} counted{loss}, "
         f"in {figures.duration(played.took_s)} of virtual time"
     )
-    out = [f"{machine.name} in round {machine.struck_out}" for machine in played.machines if machine.struck_out is not None]
-    if out:
-        yield f"struck out: {', '.join(out)}"
+    if out := [machine for machine in played.machines if machine.struck_out is not None]:
+        yield f"struck out: {', '.join(f'{machine.name} in round {machine.struck_out}' for machine in out)}"
     done = [machine for machine in played.machines if machine.end == "complete"]
     if done:
         yield f"{several(len(done), 'machine')} completed the run with {_in_parts(done) if is_cut else _same(done)}"

@@ -38,9 +38,9 @@ from weft.run.config import DpoConfig, RunFile, TrainConfig
 from weft.run.host import host_free_nbytes, num_cores, release_heap
 from weft.run.machine import PeerConfig
 from weft.store.chunks import state_index
-from weft.training import optimizer as inner
 from weft.training.backward import Backward
 from weft.training.device import Device, choose, decoder, device_free_nbytes
+from weft.training.numerics.arithmetic import Arithmetic, Exact, Fast
 from weft.training.preference import Preference
 from weft.wire import digest_of
 
@@ -133,6 +133,7 @@ def measure(
     on: str = "auto",
     num_threads: int = 0,
     has_rows: bool = False,
+    is_exact: bool = False,
 ) -> Here:
     """Return the pace of a device of this machine; takes about three seconds, longer where a step does: it is told.
 
@@ -142,19 +143,21 @@ def measure(
         on: the device, as `PeerConfig.device` names it; auto: the best one.
         num_threads: of each peer; 0: its share of the cores.
         has_rows: whether it trains on rows of whole texts.
+        is_exact: whether steps are computed in exact numbers, which are of the CPU.
 
     Raises:
         TooLarge: the model and one sample do not fit; says the figures.
     """
     cores = num_cores()
     threads = num_threads or threads_of(num_sharing)
-    device = choose(PeerConfig(device=on, threads=threads))
+    device = choose(PeerConfig(device="cpu" if is_exact else on, threads=threads))
+    activations = cost.exact_activation_nbytes if is_exact else cost.activation_nbytes
     free = float(host_free_nbytes() if device.is_cpu else device_free_nbytes(device))
     num_vectors = 5 if isinstance(train.loss, DpoConfig) else 4
     held = cost.vector_nbytes(num_base_parameters(model)) + num_vectors * cost.vector_nbytes(num_parameters(model))
     micro_batch = train.batch_size
     while (
-        needed := held + cost.activation_nbytes(decoder(model), micro_batch, train.seq_len)
+        needed := held + activations(decoder(model), micro_batch, train.seq_len)
     ) > cost.SPARE * free and micro_batch > 1:
         micro_batch //= 2
     if needed > cost.SPARE * free:
@@ -167,8 +170,8 @@ def measure(
     torch.set_num_threads(threads)
     at_once = max(1.0, cores / threads) if device.is_cpu else 1.0
     try:
-        with _others(min(num_sharing, int(at_once)) - 1, model, train, threads):
-            step = _step(model, train, device, micro_batch, has_rows=has_rows)
+        with _others(min(num_sharing, int(at_once)) - 1, model, train, threads, is_exact):
+            step = _step(model, train, device, micro_batch, has_rows=has_rows, is_exact=is_exact)
             step_s, is_disturbed = _pace(step, timed, is_alone=device.is_cpu and num_sharing == 1)
     finally:
         torch.set_num_threads(before)
@@ -236,7 +239,7 @@ def _hash(vector: Tensor) -> None:
 
 
 def _step(
-    model: ModelConfig, train: TrainConfig, device: Device, micro_batch: int, *, has_rows: bool
+    model: ModelConfig, train: TrainConfig, device: Device, micro_batch: int, *, has_rows: bool, is_exact: bool = False
 ) -> Callable[[], None]:
     """Return one inner step of the model, on tokens that are all zero.
 
@@ -248,9 +251,19 @@ def _step(
     base = None if model.adapter is UNSET else initial_vector(plain(model), 0).to(device.torch)
     first = initial_vector(model, 0).to(device.torch)
     flat = over(module, first.clone(), base)
-    optimizer, has_loss = inner.build(train.optimizer, flat), train.loss is not UNSET
+    arithmetic: Arithmetic = Exact() if is_exact else Fast()
+    has_loss = train.loss is not UNSET
+    optimizer = arithmetic.optimizer(train.optimizer, flat)
     preference = Preference(train.loss, assemble(model, first, base)) if train.loss else None
-    backward = Backward(flat, device, micro_batch, is_compiled=False, emit=lambda _event: None, objective=preference)
+    backward = Backward(
+        flat,
+        device,
+        micro_batch,
+        is_compiled=False,
+        emit=lambda _event: None,
+        objective=preference or arithmetic.objective,
+        norm=arithmetic.norm,
+    )
     batch = blank(train.batch_size, train.seq_len, has_rows=has_rows or has_loss, is_paired=has_loss)
 
     def step() -> None:
@@ -334,11 +347,11 @@ def _counted(step: Callable[[], None], meter: Meter) -> Callable[[], None]:
 
 
 @contextmanager
-def _others(num: int, model: ModelConfig, train: TrainConfig, threads: int) -> Iterator[None]:
+def _others(num: int, model: ModelConfig, train: TrainConfig, threads: int, is_exact: bool) -> Iterator[None]:
     """Let so many processes make the same steps on the CPU meanwhile."""
     context = multiprocessing.get_context("spawn")
     here, at_work = context.Pipe(duplex=False)  # a semaphore would be told as leaked where a signal ends this process
-    args = (model, train, threads, at_work, os.getpid())
+    args = (model, train, threads, is_exact, at_work, os.getpid())
     others = [context.Process(target=_work, args=args, daemon=True) for _ in range(num)]
     try:
         for other in others:
@@ -353,10 +366,12 @@ def _others(num: int, model: ModelConfig, train: TrainConfig, threads: int) -> I
             other.join()
 
 
-def _work(model: ModelConfig, train: TrainConfig, threads: int, at_work: Connection, parent: int) -> None:
+def _work(
+    model: ModelConfig, train: TrainConfig, threads: int, is_exact: bool, at_work: Connection, parent: int
+) -> None:
     torch.set_num_threads(threads)
     device = choose(PeerConfig(device="cpu", threads=threads))
-    step = _step(model, train, device, train.batch_size, has_rows=False)
+    step = _step(model, train, device, train.batch_size, has_rows=False, is_exact=is_exact)
     step()
     at_work.send_bytes(b"\0")
     while os.getppid() == parent:

@@ -18,7 +18,7 @@ from weft.plan.own_text import Answers, Text, model_of, round_tokens, run_tree, 
 from weft.run.config import RunFile
 from weft.run.machine import PeerConfig
 from weft.sync.costs import round_traffic
-from weft.training.device import check_fits, choose, needed_nbytes, program_nbytes
+from weft.training.device import audits_nbytes, check_fits, choose, is_exact, needed_nbytes, program_nbytes
 
 
 class ThisMachine:
@@ -35,12 +35,14 @@ class ThisMachine:
         run, settings = unsealed(described, base), self._settings
         check_fits(run, settings, self._device)  # what does not is refused before it is timed
         train, has_rows = described.train, run.data.has_rows
-        step = (run.model, train.batch_size, train.seq_len, train.optimizer, train.loss, has_rows)  # all that is timed
+        exact = is_exact(run)
+        step = (run.model, train.batch_size, train.seq_len, train.optimizer, train.loss, has_rows, exact)
         for known, here in self._timed:
             if known == step:
                 return here
+        threads = settings.num_threads
         here = speed_here.measure(
-            run.model, train, 1, on=settings.device, num_threads=settings.num_threads, has_rows=has_rows
+            run.model, train, 1, on=settings.device, num_threads=threads, has_rows=has_rows, is_exact=exact
         )
         self._timed.append((step, here))
         return here
@@ -75,7 +77,8 @@ class ThisMachine:
             f"time      {about(seconds)} of training steps{alike}, at {here.tokens_per_s:,.0f} tokens/s "
             f"measured on {here.name}; evaluation and exchange take more"
         )
-        yield f"memory    about {figures.by_place(needed)}"
+        audits = f", {figures.nbytes(audits_nbytes(run))} of it for audits" if audits_nbytes(run) else ""
+        yield f"memory    about {figures.by_place(needed)}{audits}"
         also = "the model, " if beside else ""
         yield f"disk      about {figures.nbytes(disk)}: the {kind} as tokens, {also}and checkpoints"
         yield f"network   {'nothing while alone; ' if described.peers == 1 else ''}{moved} a round {among}"

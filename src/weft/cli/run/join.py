@@ -123,6 +123,8 @@ def describe(terms: "Terms") -> str:
     where = "the run's, fetched from members" if terms.data_nbytes else "the run's, which this machine has already"
     where = "your own files, which stay here" if run.is_private else where
     memory = figures.nbytes(terms.process_nbytes + terms.memory_nbytes)
+    audits = f", {figures.nbytes(terms.audits_nbytes)} for audits" if terms.audits_nbytes else ""
+    trained = figures.nbytes(terms.memory_nbytes - terms.audits_nbytes)
     return "\n".join(
         (
             f"run       {run.name}  {terms.ticket.run[:16]}",
@@ -135,8 +137,8 @@ def describe(terms: "Terms") -> str:
             f"to fetch  {terms.to_fetch}",
             f"disk      {figures.nbytes(terms.disk_nbytes)}",
             f"memory    about {memory}: {figures.nbytes(terms.process_nbytes)} for the program itself, "
-            f"{figures.nbytes(terms.memory_nbytes)} {'to draw texts, and ' * terms.draws_texts}to train on "
-            f"{several(terms.micro_batch, 'sample')} at a time; a batch has {run.train.batch_size}",
+            f"{trained} {'to draw texts, and ' * terms.draws_texts}to train on "
+            f"{several(terms.micro_batch, 'sample')} at a time{audits}; a batch has {run.train.batch_size}",
             *_network(terms),
         )
     )

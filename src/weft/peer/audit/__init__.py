@@ -3,9 +3,11 @@
 heads      what this peer knows of the states that segments begin at
 steps      training steps, made again
 trace      a worker's states, named one after the other, and what is needed to come to them again
+between    states inside a lease, so that few steps are made again
 worker     shows states to whoever was drawn
 looking    one audit as a machine: what is done next, and what it comes to
 auditor    asks, does the steps again, and says what came of it
+sealing    what auditors came to, sealed before they are shown the worker's, and opened
 merges     parts that owners have merged: what they were made of, and the same again
 kept       what others may need of rounds gone by
 counters   what false works have moved, taken out again

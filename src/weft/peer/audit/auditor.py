@@ -7,8 +7,8 @@
     followed   the first state is the run's, with the optimizer of the work before; each segment begins where the one
                before has ended, moved along with the outer parameters; the payload is made of the last state
     done       the same steps on this machine
-    sealed     the digest of what it came to, and of a number that it keeps: before it is shown the worker's
-    opened     what the worker came to: equal, or as near as two honest machines are, or not
+    sealed     the digest of what it came to, and of a number that it keeps: before it is shown the worker's (`sealing`)
+    opened     what the worker came to: equal, or as near as two honest machines are, or not; then the seal, too
 
     found      equal | differs | unanswered
 
@@ -28,7 +28,6 @@ import torch
 from msgspec import UNSET
 from torch import Tensor
 
-from weft import rng
 from weft.errors import CheckpointError, DataError, NetError, NotFinite, OutOfMemory, PeerError, Refused, WireError
 from weft.ids import Digest, PeerId, Round
 from weft.peer.audit.heads import Head, Heads
@@ -42,10 +41,12 @@ from weft.peer.audit.looking import (
     Opened,
     Unable,
     Untrue,
+    is_equal,
     is_named,
     step,
 )
 from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Found, Patience
+from weft.peer.audit.sealing import Sealing
 from weft.peer.audit.steps import ERROR, LOCAL, Away, named_error, repeat, shape_of
 from weft.peer.context import Context
 from weft.peer.group.records import lease_of
@@ -72,7 +73,7 @@ from weft.wire import Buffer, Signed, claimed, decode, digest, digest_of
 MAX_BEGUN = 1024  # audits that are remembered
 DOUBTED = -1  # in place of a state's number: a fault was found with the work
 CALL_S = 20.0
-SALT_NBYTES = 32
+MAX_CAME = 2  # answers that give a worker more time: it may answer for ever, and let nothing be fetched
 
 OnWork = Callable[[Work], object]
 
@@ -109,6 +110,7 @@ class _Shown:
     before: dict[str, Tensor] = field(default_factory=dict)
     mine: dict[str, Tensor] = field(default_factory=dict)
     own: StateIndex | None = None  # of `mine`
+    after: NamedState | None = None  # what the worker came to
     theirs: StateIndex | None = None
 
 
@@ -126,6 +128,7 @@ class Auditor:
         replica: Replica,
         rounds: RoundDriver,
         heads: Heads,
+        sealing: Sealing,
         tasks: Tasks,
         on_found: Callable[[Audit, Found], None],
     ) -> None:
@@ -134,6 +137,7 @@ class Auditor:
         self._replica = replica
         self._rounds = rounds
         self._heads = heads
+        self._sealing = sealing
         self._tasks = tasks
         self._on_found = on_found
         self._client = StateClient(context.node, context.compute, context.clock)
@@ -224,10 +228,16 @@ class Auditor:
 
     async def look(self, audit: Audit) -> Found | None:
         """Do an audit; None: it cannot be done here."""
-        looking, shown = Looking(), _Shown()
-        patience = first = self._patience()
         if not self._has_vote(PeerId(audit.work.peer)):
             return None
+        found, after = await self._looked(audit)
+        self._sealing.open(audit.name, audit.link.before, after if found is not None and is_equal(found) else None)
+        return found
+
+    async def _looked(self, audit: Audit) -> tuple[Found | None, NamedState | None]:
+        """Return what an audit comes to, and what the worker has shown that it came to."""
+        looking, shown, num_came = Looking(), _Shown(), 0
+        patience = first = self._patience()
         while looking.phase != "ended":
             try:
                 event = await self._act(audit, looking, shown)
@@ -239,10 +249,11 @@ class Auditor:
                 await asyncio.sleep(ASK_AGAIN_S)
                 event = Missing(str(error), self._has_vote(PeerId(audit.work.peer)), patience.is_over, first.is_over)
                 shown = _Shown(shown.answer)
-            if isinstance(event, Came):
+            if isinstance(event, Came) and num_came < MAX_CAME:
+                num_came += 1
                 patience = self._patience()  # what follows may be as slow as this machine's own line
             looking = step(looking, event)
-        return looking.found
+        return looking.found, shown.after
 
     async def _act(self, audit: Audit, looking: Looking, shown: _Shown) -> Event:
         match looking.phase:
@@ -257,7 +268,8 @@ class Auditor:
                 return Made(digest_of(shown.own))
             case "opening":
                 assert looking.made is not None
-                shown.theirs = await self._opened(audit, looking.made)
+                shown.after = await self._opened(audit, looking.made)
+                shown.theirs = await self._index(audit, shown.after, audit.link.before + 1, audit.work)
                 return Opened(digest_of(shown.theirs))
             case "comparing":
                 return Measured(await self._compared(audit, shown))
@@ -309,13 +321,12 @@ class Auditor:
         except NotFinite as error:
             raise Differs(f"its state is none to go on from: {error}") from None
 
-    async def _opened(self, audit: Audit, made: Digest) -> StateIndex:
+    async def _opened(self, audit: Audit, made: Digest) -> NamedState | None:
         """Seal what this machine came to; return what the worker did."""
-        salt = rng.fresh_secret(SALT_NBYTES)
-        sealed = digest(salt + bytes.fromhex(made) + bytes.fromhex(self._context.node.peer))
-        request = AuditSealed(work=audit.name, ticket=audit.ticket, seal=sealed)
+        letter = self._sealing.tell(audit.name, audit.link.before, made)
+        request = AuditSealed(work=audit.name, ticket=audit.ticket, letter=letter)
         opened = await self._context.node.call(PeerId(audit.work.peer), request, AuditOpened, deadline_s=CALL_S)
-        return await self._index(audit, opened.after, audit.link.before + 1, audit.work)
+        return opened.after
 
     async def _compared(self, audit: Audit, shown: _Shown) -> Found:
         serve, trust = self._context.compute.serve, self._replica.run.trust

@@ -5,6 +5,7 @@ differs, unanswered       a verdict for all members, each of whom looks for itse
                               more than half come to the same      a manifest strikes out, or counts that it did not
                                                                    answer (`weft.sync.governance`)
                               this peer finds nothing              the accuser is believed less, and then no more
+a seal broken             the auditor is believed less; not opened: looked at more often (`weft.verify.seals`)
 """
 
 from collections import Counter
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from msgspec import UNSET
 
 from weft.config import alike
-from weft.events import Emit, MergeAudited, MergeDoubted, WorkAudited, WorkDoubted
+from weft.events import AuditorDoubted, Emit, MergeAudited, MergeDoubted, WorkAudited, WorkDoubted
 from weft.ids import Digest, PeerId, Round
 from weft.net.messages import MAX_REASON_CHARS
 from weft.peer.audit.auditor import Audit, Auditor
@@ -24,6 +25,7 @@ from weft.peer.audit.kept import Kept
 from weft.peer.audit.looking import is_heard, is_told
 from weft.peer.audit.merges import Merge, Merges
 from weft.peer.audit.outcome import ANSWER_ROUNDS, Found
+from weft.peer.audit.sealing import Broken, Sealing
 from weft.peer.audit.trace import Trace
 from weft.peer.audit.worker import Worker
 from weft.peer.context import Context
@@ -70,7 +72,8 @@ class Audits:
         self._tasks = tasks
         self.heads = Heads(context.folder.traces / "heads.bin", context.emit)
         self.trace = Trace(context, trainer, replica, carry, emit)
-        self._worker = Worker(context, trainer, replica, self.trace, self.heads, tasks)
+        self._sealing = Sealing(context, replica, self._seal_broken)
+        self._worker = Worker(context, trainer, replica, self.trace, self.heads, self._sealing, tasks)
         self._taken: _Taken | None = None
         self._num_false = Counter[PeerId]()
         self._has_gone_on = False
@@ -83,13 +86,14 @@ class Audits:
         counters = Counters(context, replica, rounds, heads, kept)
         self._taken = _Taken(
             rounds,
-            Auditor(context, self._trainer, replica, rounds, heads, tasks, self._work_found),
+            Auditor(context, self._trainer, replica, rounds, heads, self._sealing, tasks, self._work_found),
             kept,
             Merges(context, replica, rounds, heads, kept, counters, tasks, self._merge_found),
             counters,
         )
         for work in self.trace.works:  # others may have been started again, too
             rounds.works.keep(work)
+        self._sealing.begin(rounds.works)
         rounds.acts.on_verdict(self._heard)
 
     def note(self, manifest: Manifest, charter: Charter, state: StateIndex) -> None:
@@ -146,6 +150,7 @@ class Audits:
             self._tasks.spawn(self._taken.kept.keep(results))
         self._taken.merges.sweep()
         self._taken.counters.follow(manifest)
+        self._sealing.follow(manifest)
         self._decided(manifest)
         self._draw(manifest)
         self._hear_again()
@@ -177,6 +182,13 @@ class Audits:
             return
         if not self._taken.auditor.look_again(letter, verdict):
             self._taken.merges.look_again(letter, verdict)
+
+    def _seal_broken(self, auditor: PeerId, work: Digest, outcome: Broken, why: str) -> None:
+        self._context.emit(AuditorDoubted(member=auditor, work=work, outcome=outcome, why=why))
+        if outcome == "false":
+            self._num_false[auditor] += 1
+        elif (head := self._replica.head) is not None:
+            self.suspicion.unanswered(auditor, head.round)
 
     def _merge_found(self, merge: Merge, found: Found) -> None:
         told = MergeAudited(round=merge.round, member=merge.owner, part=merge.part, result=merge.result)

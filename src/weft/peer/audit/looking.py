@@ -153,4 +153,8 @@ def is_heard(me: PeerId, by: PeerId, about: PeerId, num_false: Mapping[PeerId, i
 
 def is_told(found: Found) -> bool:
     """Return whether all members are told what was found; else it clears who was accused."""
-    return found.outcome != "equal"
+    return not is_equal(found)
+
+
+def is_equal(found: Found) -> bool:
+    return found.outcome == "equal"

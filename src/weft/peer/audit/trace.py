@@ -7,8 +7,9 @@ to them again.
     settle      a round is decided: what it counted is kept for audits, and the next work follows on it
 
     traces/     segment-7.safetensors    parameters and optimizer, as a segment began; later ones: outer parameters, too
-                end-8.safetensors        parameters as a payload was made of them; what codecs had left before
-                told-8.bin               the work that goes with it
+                between-8.safetensors    the same after some of its steps (`between`)
+                end-9.safetensors        parameters as a payload was made of them; what codecs had left before
+                told-9.bin               the work that goes with it
                 open.bin                 how far the next work was, as a checkpoint was written
 
 An optimizer goes on from work to work, so a work names the one before. Where this peer cannot show how its optimizer
@@ -17,13 +18,13 @@ can check.
 
 Failure:
 - the disk does not take a file: this peer cannot answer audits. `DataError` or `DiskFull` ends it.
+- it does not take a state inside a lease: this peer keeps none any more, and an event says so.
 """
 
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
 
-from msgspec import Meta
 from msgspec.structs import replace
 from torch import Tensor, zeros_like
 
@@ -33,11 +34,14 @@ from weft.events import Emit, Notice, WorkDropped
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens
 from weft.ledger.tree import HASH_NBYTES, Tree
 from weft.net.messages import HexDigest
+from weft.peer.audit import between
+from weft.peer.audit.between import Between, KeptVectors, Spacing
 from weft.peer.audit.steps import ERROR, LOCAL, memory_of, named_error, state_of
 from weft.peer.context import Context
+from weft.peer.group.records import lease_of
 from weft.peer.messages import NamedState
 from weft.peer.state.carry import Carry
-from weft.peer.state.checkpoint import read_vectors, write_vectors
+from weft.peer.state.checkpoint import write_vectors
 from weft.peer.state.replica import Replica
 from weft.store.chunks import state_index
 from weft.store.home import RecordFile
@@ -55,20 +59,6 @@ ELSEWHERE = "the run has split, and the others do not know what they followed on
 TOO_LONG = f"they were in none of {MAX_SEGMENTS} rounds, and how they came about grows too long to be told"
 
 
-class KeptVectors(Record, frozen=True, kw_only=True):
-    """Vectors in a file of the folder."""
-
-    file: Annotated[str, Meta(pattern=r"^[a-z]+-[0-9]+[.]safetensors\Z")]
-    index: StateIndex
-
-    def read(self, folder: Path) -> dict[str, Tensor]:
-        """
-        Raises:
-            CheckpointError: they are not there any more, or others are.
-        """
-        return dict(read_vectors(folder / self.file, self.index))
-
-
 class Piece(Record, frozen=True, kw_only=True):
     """A segment, and the state that it begins with."""
 
@@ -76,6 +66,28 @@ class Piece(Record, frozen=True, kw_only=True):
     start: KeptVectors
     tokens_per_step: int
     num_before: int  # steps that the optimizer has made before it
+    between: tuple[Between, ...] = ()  # states after some of its steps, in order
+
+    def outer(self, folder: Path) -> Tensor:
+        """Return the outer parameters that it began at.
+
+        Raises:
+            CheckpointError: as `KeptVectors.read`.
+        """
+        name = OUTER if OUTER in self.start.index.shape else LOCAL
+        return self.start.read(folder, name)[name]
+
+    def nearest(self, folder: Path, num_steps: int) -> tuple[int, dict[str, Tensor]]:
+        """Return the last state that is kept before or after so many steps, and how many it is after.
+
+        Raises:
+            CheckpointError: as `KeptVectors.read`, of the first.
+        """
+        for each in reversed(self.between):
+            if each.num_steps <= num_steps:
+                with suppress(CheckpointError):  # it is kept for some rounds only
+                    return each.num_steps, each.kept.read(folder)
+        return 0, {name: vector for name, vector in self.start.read(folder).items() if name != OUTER}
 
 
 class Told(Record, frozen=True, kw_only=True):
@@ -112,7 +124,12 @@ class Told(Record, frozen=True, kw_only=True):
 
     @property
     def files(self) -> set[str]:
+        """Return what audits need, beside what saves them steps."""
         return {self.end.file, *(piece.start.file for piece in self.pieces)}
+
+    @property
+    def files_between(self) -> set[str]:
+        return _between(self.pieces)
 
 
 class Open(Record, frozen=True, kw_only=True):
@@ -151,6 +168,9 @@ class Trace:
         self._told: Told | None = None  # what was announced last, and no round has counted
         self._kept: dict[Digest, Told] = {}  # by its name
         self._kept_at: dict[Digest, float] = {}  # since when
+        self._spacing = Spacing(context.clock)
+        self._num_leased = 0  # steps of the lease
+        self._has_room = True  # for states inside of it
         for path in self.folder.glob("*-*.*"):
             if (number := path.stem.rpartition("-")[2]).isdecimal():
                 self._serial = max(self._serial, int(number) + 1)
@@ -169,7 +189,9 @@ class Trace:
 
     def begin(self, head: Manifest, holder: PeerId) -> None:
         """Take up a lease that was given after `head`, this peer's state; the steps that follow are on it."""
-        now = self._now()
+        now, size = self._now(), self._replica.config.settings.batch_size
+        self._num_leased = len(lease_of(head.leases, holder)) // size
+        self._spacing.begin()
         if now.pieces and not (now.is_cut or self._carry.tokens != now.num_tokens):
             last = now.pieces[-1].segment
             if last.head == digest_of(head):
@@ -184,24 +206,48 @@ class Trace:
     def _append(self, head: Manifest, holder: PeerId) -> None:
         """Begin another segment, with the state that there is."""
         now, state = self._now(), state_of(self._trainer)
-        index = state_index(state)
+        start = self._keep_state("segment", {**state, OUTER: self._replica.outer} if now.pieces else state)
         piece = Piece(
             segment=Segment(head=digest_of(head), round=head.round, holder=holder, num_steps=0),
-            start=self._keep("segment", {**state, OUTER: self._replica.outer} if now.pieces else state),
+            start=start,
             tokens_per_step=self._replica.config.settings.tokens_per_step,
             num_before=self._trainer.num_steps,
         )
         self._open = replace(now, pieces=(*now.pieces, piece), branch=head.branch)
-        self._name(digest_of(index))
+        self._name(digest_of(without(start.index, OUTER)))
 
     def _stepped(self, num_steps: int) -> None:
         if self._open is None or not self._open.pieces:
             return
+        self._spacing.end()
         *before, last = self._open.pieces
         piece = replace(last, segment=replace(last.segment, num_steps=num_steps))
         self._open = replace(self._open, pieces=(*before, piece), has_end=False)
         if num_steps % self.trace_every == 0:
+            if self._is_due(piece):
+                self._keep_between(piece)
             self.close()
+        self._spacing.begin()
+
+    def _is_due(self, piece: Piece) -> bool:
+        """Return whether the state that there is, after some steps of a piece, is to be kept."""
+        num_steps, audits = piece.segment.num_steps, self._replica.charter.audits
+        if not audits or not self._has_room or num_steps >= self._num_leased:
+            return False
+        since = num_steps - (piece.between[-1].num_steps if piece.between else 0)
+        return self._spacing.is_due(since, self._num_leased, audits.rate, audits.trace_every)
+
+    def _keep_between(self, piece: Piece) -> None:
+        now = self._now()
+        try:
+            kept = self._keep_state("between", state_of(self._trainer), is_synced=False)
+        except (DiskFull, DataError) as error:
+            self._has_room = False
+            self._emit(Notice(text=f"audited, this peer will make up to a whole lease again: {error}"))
+            return
+        piece = replace(piece, between=(*piece.between, Between(num_steps=piece.segment.num_steps, kept=kept)))
+        self._open = replace(now, pieces=(*now.pieces[:-1], piece))
+        self._name(digest_of(kept.index))
 
     def close(self) -> None:
         """Name the state that there is, if it has no name yet: the last of a segment, before it is moved."""
@@ -336,11 +382,15 @@ class Trace:
             else:
                 self._open = replace(now, is_cut=True)
         now_s = self._context.clock.now()
+        recent = set[Digest]()  # of which states inside a lease are kept
         for name, each in list(self._kept.items()):
-            is_old = (each.counted or each.work.round) + KEPT_ROUNDS < manifest.round
-            if is_old and now_s - self._kept_at.setdefault(name, now_s) > KEPT_S:
+            num_rounds = manifest.round - (each.counted or each.work.round)
+            num_s = now_s - self._kept_at.setdefault(name, now_s)
+            if num_rounds > KEPT_ROUNDS and num_s > KEPT_S:
                 del self._kept[name], self._kept_at[name]
-        self._sweep()
+            elif num_rounds <= between.KEPT_ROUNDS or num_s <= between.KEPT_S:
+                recent.add(name)
+        self._sweep(recent)
 
     def known(self, work: Digest) -> Told | None:
         """Return what was announced under this name, as far as audits may ask for it."""
@@ -353,25 +403,42 @@ class Trace:
 
     # --- the folder ---
 
-    def _keep(self, kind: str, vectors: dict[str, Tensor]) -> KeptVectors:
+    def _keep_state(self, kind: str, vectors: dict[str, Tensor], *, is_synced: bool = True) -> KeptVectors:
+        began = self._context.clock.now()
+        kept = self._keep(kind, vectors, is_synced=is_synced)
+        self._spacing.wrote(self._context.clock.now() - began)
+        return kept
+
+    def _keep(self, kind: str, vectors: dict[str, Tensor], *, is_synced: bool = True) -> KeptVectors:
         self.folder.mkdir(parents=True, exist_ok=True)
         file = f"{kind}-{self._serial}.safetensors"
         self._serial += 1
-        return KeptVectors(file=file, index=write_vectors(self.folder / file, vectors))
+        return KeptVectors(file=file, index=write_vectors(self.folder / file, vectors, is_synced=is_synced))
 
     def _write(self, told: Told) -> None:
         write_atomically(self.folder / _file_of(told), [encode(told)])
         self._kept[told.name] = told
         self._kept_at.setdefault(told.name, self._context.clock.now())
 
-    def _sweep(self) -> None:
-        """Remove the files that nothing needs any more."""
+    def _sweep(self, recent: Collection[Digest]) -> None:
+        """Remove the files that nothing needs any more.
+
+        Args:
+            recent: works of which states inside a lease are kept.
+        """
         pieces = () if self._open is None else self._open.pieces
-        needed = {piece.start.file for piece in pieces}.union(*(told.files for told in self._kept.values()))
+        needed = {piece.start.file for piece in pieces} | _between(pieces)
+        needed.update(*(told.files for told in self._kept.values()))
+        needed.update(*(self._kept[name].files_between for name in recent))
         needed |= {_file_of(told) for told in self._kept.values()}
         for path in self.folder.glob("*-*.*"):
             if path.name not in needed:
                 path.unlink(missing_ok=True)
+
+
+def _between(pieces: Iterable[Piece]) -> set[str]:
+    """Return the files of states inside leases."""
+    return {each.kept.file for piece in pieces for each in piece.between}
 
 
 def _held_by(piece: Piece, holder: PeerId) -> Piece:

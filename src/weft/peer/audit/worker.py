@@ -1,8 +1,8 @@
 """What a worker shows of its training steps to those who were drawn to audit them.
 
-    AuditRequest ──►  the ticket says which steps     made again from where the segment began: on the way, the state
-      ◄── AuditAnswer                                 before them is kept, and the one after
-    AuditSealed ──►   the auditor has done them
+    AuditRequest ──►  the ticket says which steps     made again from the last state before them that is on the disk: on
+      ◄── AuditAnswer                                 the way, the state before them is kept, and the one after
+    AuditSealed ──►   the auditor has done them, and sealed what it came to: all are told (`sealing`)
       ◄── AuditOpened                                 what this peer came to
 
 Failure:
@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from weft.cost.audits import MAX_SHOWN
 from weft.errors import CheckpointError, WeftError, WireError
 from weft.events import Notice
 from weft.ids import Digest, PeerId
 from weft.keys import verify
 from weft.net.messages import MAX_REASON_CHARS
 from weft.peer.audit.heads import Heads
+from weft.peer.audit.sealing import Sealing
 from weft.peer.audit.steps import LOCAL, Away, repeat, state_of
 from weft.peer.audit.trace import Told, Trace
 from weft.peer.context import Context
@@ -35,13 +37,14 @@ from weft.sync.records.work import Link, link, link_from, num_links, state_befor
 from weft.tasks import Tasks
 from weft.training.trainer import Trainer
 from weft.verify.draw import Draw, drawn
+from weft.verify.seals import Sealed
 from weft.verify.suspicion import TIMES
 from weft.wire import Buffer, Signed, digest_of, encode, unseal
 
 MAX_FAILED = 64
 MAX_WAITING = 8  # audits that wait for this machine to make the steps again
 MAX_ASKED = 2  # places in one work that one auditor may ask for: its draw, and what another doubts
-MAX_SHOWN, MAX_SHOWN_NBYTES = 2, 512 << 20  # audits at a time, or more where all of them take no more than that
+MAX_SHOWN_NBYTES = 512 << 20  # where all of them take no more than that, more audits at a time than `MAX_SHOWN`
 SHOWN_S = 20.0  # what nobody has asked for so long may make room
 
 
@@ -82,12 +85,22 @@ class _Shown:
 class Worker:
     """Of one peer."""
 
-    def __init__(self, context: Context, trainer: Trainer, replica: Replica, trace: Trace, heads: Heads, tasks: Tasks):
+    def __init__(
+        self,
+        context: Context,
+        trainer: Trainer,
+        replica: Replica,
+        trace: Trace,
+        heads: Heads,
+        sealing: Sealing,
+        tasks: Tasks,
+    ) -> None:
         self._context = context
         self._trainer = trainer
         self._replica = replica
         self._trace = trace
         self._heads = heads
+        self._sealing = sealing
         self._tasks = tasks
         self._shown: dict[tuple[Digest, int], _Shown] = {}  # by the work's name and the link, oldest first
         self._making: dict[tuple[Digest, int], asyncio.Task[None]] = {}
@@ -105,8 +118,21 @@ class Worker:
         found = self._shown_to(peer, request.work, request.ticket)
         if isinstance(found, str):
             return AuditOpened(after=None)
+        if not self._is_sealed(peer, request, found):
+            return AuditOpened(after=None)
+        self._sealing.pass_on(request.letter)
         found.is_opened = True
         return AuditOpened(after=found.after)
+
+    def _is_sealed(self, peer: PeerId, request: AuditSealed, found: _Shown) -> bool:
+        """Return whether an auditor has sealed what it came to by these very steps."""
+        assert found.answer.before is not None
+        place = self._replica.run.run, request.work, found.answer.before.path.index
+        try:
+            sealed = unseal(request.letter, Sealed, verify)
+        except WireError:
+            return False
+        return request.letter.signer == peer and (sealed.run, sealed.work, sealed.before) == place
 
     def _shown_to(self, peer: PeerId, work: Digest, ticket: Signed) -> _Shown | str:
         """Return what an auditor may see, or why it does not yet, or does not at all."""
@@ -257,17 +283,16 @@ class Worker:
         head = self._heads.known(Digest(piece.segment.head))
         if head is None:
             raise CheckpointError("the round that its segment began at is no longer known here.")
-        kept = piece.start.read(self._trace.folder)
-        outer = kept.pop(OUTER, kept[LOCAL])
-        states = {0: kept}
+        outer, (made, kept) = piece.outer(self._trace.folder), piece.nearest(self._trace.folder, first)
+        states = {made: kept}
 
         def note(num_steps: int) -> None:
             if num_steps in (first, stop):
                 states[num_steps] = {name: vector.clone() for name, vector in state_of(self._trainer).items()}
 
         run, before = self._replica.run, piece.num_before
-        if stop:
-            repeat(self._trainer, run, head, piece.segment, kept, outer, before, 0, stop, on_step=note)
+        if stop > made:
+            repeat(self._trainer, run, head, piece.segment, kept, outer, before, made, stop - made, on_step=note)
         return states[first], states[stop]
 
     def sweep(self) -> None:

@@ -124,7 +124,7 @@ class Carry:
         self._encoded = None
 
     def make_empty_again(self) -> None:
-        """Let steps of which nothing came be made again: of a stage that paused before any micro-batch had come to it."""
+        """Let steps of which nothing came be made again: of a stage whose peer paused before a micro-batch had come."""
         if not self.tokens:
             self.num_done = 0
 

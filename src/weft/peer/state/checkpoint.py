@@ -230,8 +230,8 @@ def read_contents(folder: Path) -> Contents:
 # --- writing ---
 
 
-def write_vectors(path: Path, vectors: Mapping[str, Tensor]) -> StateIndex:
-    """Write a safetensors file and return the index of exactly what was written."""
+def write_vectors(path: Path, vectors: Mapping[str, Tensor], *, is_synced: bool = True) -> StateIndex:
+    """Write a safetensors file and return the index of exactly what was written; `is_synced` as `write_atomically`."""
     digests: dict[str, list[Digest]] = {name: [] for name in sorted(vectors)}
 
     def pieces() -> Iterator[wire.Buffer]:
@@ -241,7 +241,7 @@ def write_vectors(path: Path, vectors: Mapping[str, Tensor]) -> StateIndex:
                 found.append(wire.digest(data))
                 yield data
 
-    write_atomically(path, pieces(), mode=READ_ONLY)
+    write_atomically(path, pieces(), mode=READ_ONLY, is_synced=is_synced)
     return index_of(vectors, digests)
 
 

@@ -118,6 +118,14 @@ def test_what_is_planned_has_what_audits_move_in_it(tmp_path: Path) -> None:
     assert moved > 2 * 12 * run_config().num_parameters  # of one audit of the other, and by it, at least
 
 
+def test_what_audits_hold_is_told_and_counted(tmp_path: Path) -> None:
+    plain = found(tmp_path, look(told(2)))["fit"]
+    audited = found(tmp_path, look(told(2), msgspec.structs.replace(run_config(), trust=AuditedTrust())))["fit"]
+    assert number(audited, "needed_nbytes") > number(plain, "needed_nbytes") + 100 * run_config().num_parameters
+    assert " for audits" in audited.text
+    assert " for audits" not in plain.text
+
+
 def test_of_a_run_with_stages_the_stage_counts(tmp_path: Path) -> None:
     held = {PeerId("a" * 64): news(0, 1), PeerId("b" * 64): news(2)}
     there = found(tmp_path, look(Heard(num_members=2, num_linked=2, news=held), cut()))

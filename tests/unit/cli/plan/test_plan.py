@@ -10,6 +10,7 @@ from unit.cli.small import Kept, Weft, as_trained
 from unit.cli.test_bad_input import refused
 from weft.cli.plan.question import time
 from weft.config import load
+from weft.cost.training import EXACT_TIMES
 from weft.run.config import RunFile
 from weft.store.home import Home
 
@@ -93,7 +94,7 @@ def test_a_run_that_audits_is_told_what_that_costs_and_another_is_not(weft: Weft
     short, whole = weft("plan", run_path, *FAST, *AUDITED), weft("plan", run_path, *FAST, *AUDITED, "--details")
     assert (short.code, whole.code) == (0, 0), short.err
     assert "% of the speed without" in short.out
-    assert "of memory for moments" in short.out
+    assert "of this memory for moments" in " ".join(short.out.split())
     assert "at audit_rate = 0.1: " in " ".join(whole.out.split())
     tree = json.loads(weft("plan", run_path, *FAST, *AUDITED, "--json").out)
     plain = json.loads(weft("plan", run_path, *FAST, *AUDITED[2:], "--json").out)
@@ -103,6 +104,22 @@ def test_a_run_that_audits_is_told_what_that_costs_and_another_is_not(weft: Weft
     assert "audits" not in weft("plan", run_path, *FAST).out
     other = weft("plan", run_path, *FAST, *AUDITED, "--method", "ddp")
     assert "members cannot audit each other with this method" in " ".join(other.out.split())
+
+
+def test_steps_in_exact_numbers_are_reckoned_three_times_as_long(weft: Weft, run_path: Path) -> None:
+    on = ("--device", "cpu-avx2-8", "--line", "loopback", *AUDITED[2:])
+    said = {}
+    for numerics in ("fp32", "exact"):
+        trust = f'trust={{type = "audited", numerics = "{numerics}"}}'
+        answer = weft("plan", run_path, *on, "--set", trust, "--json")
+        assert answer.code == 0, answer.err
+        said[numerics] = json.loads(answer.out)
+    step_s = {name: tree["round"]["train_s"] for name, tree in said.items()}
+    assert step_s["exact"] == pytest.approx(EXACT_TIMES * step_s["fp32"], rel=1e-3)
+    told = "a step in exact numbers takes 3 times one in fp32"
+    assert [any(told in note for note in tree["notes"]) for tree in said.values()] == [False, True]
+    exact = ("--set", 'trust={type = "audited", numerics = "exact"}')
+    refused(weft, 2, "exact numbers, which are of CPUs", "plan", run_path, "--device", "rtx4090", *exact)
 
 
 def test_hashing_is_timed_where_training_is(weft: Weft, run_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,10 @@ from weft.run.config import TrainConfig
 from weft.run.host import process_nbytes, release_heap
 from weft.run.machine import PeerConfig
 from weft.sync.method.schedule import ConstantConfig
+from weft.training import optimizer as inner
 from weft.training.backward import Backward
 from weft.training.device import choose, decoder
+from weft.training.numerics.arithmetic import Exact
 
 
 def test_a_step_begins_with_the_parameters_that_a_run_begins_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,3 +116,23 @@ def test_what_one_core_computes_is_told_by_its_own_time() -> None:
 
 def test_a_step_that_would_be_long_on_one_core_is_not_made_there() -> None:
     assert speed_here.core_s(lambda: pytest.fail("it was made"), lambda: 0.0, 60.0) == float("inf")
+
+
+def test_steps_in_exact_numbers_are_what_is_timed_of_a_run_that_makes_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU, whatever device there is; an optimizer and a loss that fp32 does not have."""
+    made = list[str]()
+
+    def counted(self: Exact, config: Any, model: Any) -> Any:
+        made.append("exact")
+        return inner.Exact(config, model)
+
+    monkeypatch.setattr(Exact, "optimizer", counted)
+
+    def once(step: Callable[[], None]) -> float:
+        step()
+        return 1.0
+
+    here = speed_here.measure(SMALL, TRAIN, 1, once, num_threads=1, is_exact=True)
+    assert (made, here.is_gpu, here.is_half) == (["exact"], False, False)
+    speed_here.measure(SMALL, TRAIN, 1, once, on="cpu", num_threads=1)
+    assert made == ["exact"]

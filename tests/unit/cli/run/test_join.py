@@ -12,11 +12,14 @@ from unit.cli.small import Weft
 from unit.launch.test_terms import HERE, TICKET, SteppingClock, cut, made, news, told
 from unit.peer.tiny import run_config, tokens
 from weft.cli.run.join import TrafficWatch, describe, with_yes
+from weft.dashboard import figures
 from weft.errors import ConfigError
 from weft.events import Entry, Event, Notice
 from weft.ids import PeerId, Round
 from weft.launch.terms import Heard, Kept, terms
+from weft.run.trust import AuditedTrust
 from weft.store.home import Home
+from weft.training.device import audits_nbytes
 
 ME = PeerId("e" * 64)
 
@@ -178,3 +181,12 @@ def test_without_a_terminal_the_terms_are_shown_and_how_to_say_yes(weft: Weft, t
         assert not list((tmp_path / "home").glob("runs/*")), "terms that were read leave no run behind"
         assert "no run was trained in this home. There is no run" in " ".join(weft("generate", "last").err.split())
         assert not member.task.done()
+
+
+def test_terms_say_what_audits_hold(tmp_path: Path) -> None:
+    found = made(tmp_path, told(2))
+    audited = msgspec.structs.replace(found.run, trust=AuditedTrust())
+    plain, more = (describe(terms(each, found.ticket, Home(tmp_path), HERE, told(2))) for each in (found.run, audited))
+    (memory,) = [line for line in more.splitlines() if line.startswith("memory")]
+    assert f", {figures.nbytes(audits_nbytes(audited))} for audits; a batch" in memory
+    assert "audits" not in plain

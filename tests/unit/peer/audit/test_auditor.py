@@ -12,13 +12,15 @@ from charters import charter
 from unit.peer.audit.test_heads import STATE, a_row
 from unit.sync.test_governance_audits import ACCUSED, OTHERS, finding
 from weft.clock import VirtualClock
-from weft.ids import Digest, Tokens
+from weft.ids import Digest, Round, Tokens
 from weft.peer.audit import auditor
-from weft.peer.audit.auditor import Auditor
+from weft.peer.audit.auditor import Audit, Auditor, NotShown
 from weft.peer.audit.heads import Heads
+from weft.peer.audit.outcome import ANSWER_S, Found
+from weft.peer.messages import AuditAnswer
 from weft.sync.records.charter import AuditTerms
 from weft.sync.records.messages import Counted
-from weft.sync.records.work import Segment, Work
+from weft.sync.records.work import Segment, Work, link
 from weft.tasks import Tasks
 from weft.verify.draw import Draw
 from weft.wire import digest, digest_of, seal
@@ -68,13 +70,14 @@ def test_a_work_that_is_doubted_while_it_is_asked_for_is_audited_as_it_was_drawn
     )
     context: Any = SimpleNamespace(node=SimpleNamespace(peer=ME.peer), clock=clock, compute=None)
     trainer: Any = None
+    sealing: Any = None
     replica: Any = SimpleNamespace(charter=rules)
     draw = Draw(run="ab" * 32, branch="ab" * 32, round=1, manifest=digest_of(second))
     doubts = [(who, finding(who, round=1, before=before, work=NAME)) for who, before in ((ACCUSER, 3), (SECOND, 5))]
 
     async def scenario() -> None:
         tasks = Tasks()
-        made = Auditor(context, trainer, replica, rounds, heads, tasks, lambda _audit, _found: None)
+        made = Auditor(context, trainer, replica, rounds, heads, sealing, tasks, lambda _audit, _found: None)
         for who, verdict in doubts:
             assert made.look_again(seal(who, verdict), verdict)
         made.follow(second, seal(ME, draw), base.electorate, lambda _peer: 1.0)
@@ -84,3 +87,41 @@ def test_a_work_that_is_doubted_while_it_is_asked_for_is_audited_as_it_was_drawn
     clock.run(scenario())
     assert [who for who, _ in begun] == [ACCUSER.peer, ME.peer], "of those who doubt it, the first"
     assert begun[0] == (ACCUSER.peer, 3)
+
+
+def test_a_worker_that_answers_for_ever_and_lets_nothing_be_fetched_has_not_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It answers only after some time, so that it is asked again before that is over."""
+    clock, asked = VirtualClock(), [0]
+
+    async def answers(_self: Any, _audit: Any) -> AuditAnswer:
+        asked[0] += 1
+        await asyncio.sleep(ANSWER_S / 2 if asked[0] == 1 else 0.0)
+        return AuditAnswer(is_ready=True)
+
+    async def nothing(_self: Any, _audit: Any, _answer: Any) -> Any:
+        raise NotShown("no chunk comes")
+
+    for name, each in (("_asked", answers), ("_made", nothing), ("_check_claim", lambda _self, _work: None)):
+        monkeypatch.setattr(Auditor, name, each)
+    monkeypatch.setattr(auditor, "shape_of", lambda _trainer: ())
+    monkeypatch.setattr(auditor, "StateClient", lambda *_: None)
+    head = SimpleNamespace(round=1)
+    rounds: Any = SimpleNamespace(chain=SimpleNamespace(head=head, base=SimpleNamespace(electorate=(ACCUSED,))))
+    context: Any = SimpleNamespace(node=SimpleNamespace(peer=ME.peer), clock=clock, compute=None)
+    opened = list[Any]()
+    sealing: Any = SimpleNamespace(open=lambda *given: opened.append(given))
+    made = Auditor(context, *2 * [sealing], rounds, *2 * [sealing], Tasks(), lambda _audit, _found: None)
+    audit = Audit(Round(1), NAME, WORK, link(WORK.segments, 1, 0), seal(ME, WORK))
+
+    async def scenario() -> None:
+        looking = asyncio.ensure_future(made.look(audit))
+        while not looking.done():
+            await asyncio.sleep(ANSWER_S)
+            head.round += 5
+            assert clock.now() < 10 * ANSWER_S
+        assert looking.result() == Found("unanswered", "no chunk comes")
+
+    clock.run(scenario())
+    assert opened == [(NAME, 0, None)]
