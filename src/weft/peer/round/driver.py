@@ -42,10 +42,10 @@ from weft.peer.round.timers import RoundTimes, Timers
 from weft.peer.round.works import Works
 from weft.peer.state.legacies import KeptLegacy
 from weft.store.journal import Votes
-from weft.sync.governance import accused, charter_after, legacy_tokens
+from weft.sync.governance import accused, charter_after, clears, legacy_tokens
 from weft.sync.merge.method import Scope
 from weft.sync.merge.reduce import EncodedPart
-from weft.sync.records import messages
+from weft.sync.records import messages, quarantine
 from weft.sync.records.charter import Charter
 from weft.sync.round import machine
 from weft.sync.round.machine import Fate, State, Status
@@ -62,6 +62,7 @@ PAUSED = "it is paused"
 RESTING = "it was not drawn for this round"
 AT_WORK = "it was still at its training steps"
 LIED = "it was found to lie"
+WAITS = "it is new: what it brings counts once others have done some of its training steps again"
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ def _why(base: messages.Base, peer: PeerId, state: State | None, statuses: Mappi
         return "it was gone" if status == "gone" else "it was silent"
     if state is not None and peer in state.unusable:
         return "its update could not be fetched or was not valid"
+    if quarantine.of(base.charter, peer) is not None and state is not None and peer in state.ready:
+        return WAITS
     if peer in base.newcomers:
         return "it has just joined or come back, and nobody waits for it in its first round"
     if peer in base.resting:
@@ -458,12 +461,15 @@ class RoundDriver:
         if messages.counted_of(manifest, self._member.peer) is None and self.timers.was_in_time:
             fate = "travelling" if self.parts.is_asked_for else "lost"
         base = self.chain.base
+        is_held = any(each.peer == self._member.peer for each in manifest.held or ())
+        if is_held or quarantine.has_held(base.charter, self._member.peer):
+            fate = "travelling"
         absent = left_out(base, manifest, self._state, self.quorum.statuses)
         counted = (each.peer for each in manifest.contributions)
         self.timers.note_decided(counted, is_whole=set(absent) <= set(base.resting))
         self._memory.keep(self.timers.measured)
         taken = self.merger.taken(base, manifest) if manifest.is_gossip else {}
-        if manifest.tuned is not None or manifest.acts:
+        if manifest.tuned is not None or not all(map(clears, manifest.acts)):
             self.timers.forget()
         self.merger.settle(manifest)
         self._tasks.spawn(self.parts.note(certificate))

@@ -82,6 +82,7 @@ class Carry:
         self.offered: tuple[Digest, ...] | None = None  # the payload announced in the present round
         self.offered_to: PeerId | None = None  # the aggregator, if it was through one
         self.is_restored = False  # from a checkpoint: rounds after it may have counted it
+        self.is_held = False  # others look at what was offered, and count those very bytes
 
     @property
     def sends_gradient(self) -> bool:
@@ -164,7 +165,10 @@ class Carry:
         codec = self._replica.config.method.codec
         is_new = isinstance(codec, RandomKConfig) or not method.basis.is_orthonormal
         variant = round if is_new else scope.fragment(round), is_gossip, codec
-        if self._encoded is None or (self._encoded.parts, self._encoded.variant) != (parts, variant):
+        known = self._encoded
+        if known is not None and self.is_held and (known.parts, known.variant[1:]) == (parts, variant[1:]):
+            return known.payload
+        if known is None or (known.parts, known.variant) != (parts, variant):
             trained = self._leased() if self._gradient is None else self._gradient
             if is_gossip and self.mixing is not None:
                 self._encoded = _Encoded(parts, round, variant, (self.mixing.payload(trained, round),), None)
@@ -178,8 +182,8 @@ class Carry:
             encoded, left = encode_payload(method, scope, state, delta, self._error, parts, round)
             if left is not None and method.choices.error == "local":
                 left = delta - left
-            self._encoded = _Encoded(parts, round, variant, tuple(map(named, encoded)), left)
-        return self._encoded.payload
+            known = self._encoded = _Encoded(parts, round, variant, tuple(map(named, encoded)), left)
+        return known.payload
 
     @property
     def error(self) -> Float32[Tensor, " num"] | None:

@@ -58,7 +58,7 @@ from weft.data.assign import Lease, leases, release
 from weft.ids import PeerId, Tokens
 from weft.rng import order_key
 from weft.sync.method.choices import AmongConfig, SampleConfig
-from weft.sync.records import messages
+from weft.sync.records import messages, quarantine
 from weft.sync.records.acts import Weighed
 from weft.sync.records.charter import Charter
 from weft.wire import digest_of
@@ -299,13 +299,14 @@ def uplinks(
     """Return the level of each of `members`, in their order.
 
     Args:
-        idle: who is to own nothing: newcomers, and who is reached through others.
+        idle: who is to own nothing: newcomers, who is in quarantine, and who is reached through others.
         rates: of members, in bytes per second, positive, as far as they were measured.
     """
     members = tuple(members)
     fastest = max((rates[peer] for peer in members if peer in rates), default=0.0)
     settled = zip(base.electorate, base.uplinks, strict=False)
-    before = {peer: level for peer, level in settled if peer not in base.newcomers}
+    new = {*base.newcomers, *quarantine.members(base.charter)}
+    before = {peer: level for peer, level in settled if peer not in new}
     levels = {peer: _level(rates[peer] / fastest) for peer in members if peer in rates}
     return tuple(0 if peer in idle else _next(before.get(peer), levels.get(peer)) for peer in members)
 
