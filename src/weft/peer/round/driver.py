@@ -461,9 +461,6 @@ class RoundDriver:
         if messages.counted_of(manifest, self._member.peer) is None and self.timers.was_in_time:
             fate = "travelling" if self.parts.is_asked_for else "lost"
         base = self.chain.base
-        is_held = any(each.peer == self._member.peer for each in manifest.held or ())
-        if is_held or quarantine.has_held(base.charter, self._member.peer):
-            fate = "travelling"
         absent = left_out(base, manifest, self._state, self.quorum.statuses)
         counted = (each.peer for each in manifest.contributions)
         self.timers.note_decided(counted, is_whole=set(absent) <= set(base.resting))
@@ -474,6 +471,8 @@ class RoundDriver:
         self.merger.settle(manifest)
         self._tasks.spawn(self.parts.note(certificate))
         self.chain.append(certificate)
+        if quarantine.has_held(self.chain.charter, self._member.peer):
+            fate = "travelling"  # others count those very bytes
         self.inbox.claims.follow(manifest, self.chain.charter)
         self.works.follow(manifest)
         self.acts.follow(manifest)

@@ -130,7 +130,8 @@ def after(
             else:
                 del now[each.peer]
     for one in held:
-        now[one.peer] = Quarantined(peer=one.peer, left=now[one.peer].left, work=one.work, round=round)
+        if one.peer in now:  # else no member accepts the manifest
+            now[one.peer] = Quarantined(peer=one.peer, left=now[one.peer].left, work=one.work, round=round)
     now |= {peer: Quarantined(peer=peer, left=charter.audits.quarantine) for peer in joined}
     if set(electorate) <= now.keys():
         now = {}
