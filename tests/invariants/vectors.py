@@ -65,7 +65,7 @@ from weft.sync.records.messages import (
     Accept,
     Certificate,
     Contribution,
-    Held,
+    HeldWork,
     Manifest,
     PartResult,
     Promise,
@@ -521,7 +521,7 @@ def quarantined() -> Vector:
     start = msgspec.structs.replace(first_charter(), audits=terms)
     base = next_base(opening_manifest(), start)
     joined = quarantine.after(start, Round(1), base.electorate, (B.peer,))
-    held = Held(peer=B.peer, work=wire.digest(b"work"))
+    held = HeldWork(peer=B.peer, work=wire.digest(b"work"))
     waits = quarantine.after(joined, Round(2), base.electorate, (), (), (held,))
     verdict = Finding(run=RUN, peer=B.peer, round=Round(2), work=held.work, before=0, outcome="equal")
     found = Warrant(letters=(wire.seal(A, verdict),))

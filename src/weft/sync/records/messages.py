@@ -146,7 +146,7 @@ class Entry(Record, frozen=True, kw_only=True):
     past: Annotated[bytes, Meta(max_length=MAX_DEPTH * HASH_NBYTES)]  # tops over the headers of all rounds before
 
 
-class Held(Record, frozen=True, kw_only=True):
+class HeldWork(Record, frozen=True, kw_only=True):
     """What a member in quarantine has brought, for others to look at before it counts."""
 
     peer: HexPeer
@@ -180,7 +180,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     is_gossip: bool = False  # neighbours took each other's payloads, and nothing was merged for all
     entry: Entry | UnsetType = UNSET  # unset: the run's rounds are not recorded
     counters: _Countered | UnsetType = UNSET  # whose false work is taken out again; unset: nobody's
-    held: Annotated[tuple[Held, ...], Meta(min_length=1, max_length=MAX_MEMBERS)] | UnsetType = (
+    held: Annotated[tuple[HeldWork, ...], Meta(min_length=1, max_length=MAX_MEMBERS)] | UnsetType = (
         UNSET  # ascending by peer
     )
 

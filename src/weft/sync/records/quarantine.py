@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from weft.ids import Digest, PeerId, Round
 from weft.sync.records.charter import Charter, Quarantined
-from weft.sync.records.messages import Base, Brought, Counted, Held, Manifest
+from weft.sync.records.messages import Base, Brought, Counted, HeldWork, Manifest
 
 
 def of(charter: Charter, peer: PeerId) -> Quarantined | None:
@@ -111,7 +111,7 @@ def after(
     electorate: Sequence[PeerId],
     joined: Iterable[PeerId],
     counted: Iterable[Counted] = (),
-    held: Iterable[Held] = (),
+    held: Iterable[HeldWork] = (),
 ) -> Charter:
     """Return the charter after a manifest.
 

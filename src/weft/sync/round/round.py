@@ -395,13 +395,13 @@ def _is_lifted(state: machine.State) -> bool:
     return quarantine.is_lifted(state.base, state.gone | state.farewells.keys())
 
 
-def _held(state: machine.State, plan: messages.Collect, members: Sequence[PeerId]) -> tuple[messages.Held, ...]:
+def _held(state: machine.State, plan: messages.Collect, members: Sequence[PeerId]) -> tuple[messages.HeldWork, ...]:
     """Return what a manifest holds of what was announced: it counts once others have looked at it."""
     charter = state.base.charter
     brought = [each for peer in quarantine.members(charter) if (each := state.ready.get(peer)) is not None]
     others = set(members) - {each.peer for each in plan.contributions}
     able = [each for each in brought if each.peer in others and quarantine.may_be_held(charter, each)]
-    return tuple(messages.Held(peer=each.peer, work=each.work) for each in able if each.work is not UNSET)
+    return tuple(messages.HeldWork(peer=each.peer, work=each.work) for each in able if each.work is not UNSET)
 
 
 def give_up(state: machine.State, peer: PeerId) -> machine.Result:

@@ -11,7 +11,7 @@ from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.audit.heads import Heads
 from weft.store.index import StateIndex, VectorIndex
 from weft.sync.merge.method import OUTER
-from weft.sync.records.messages import Counted, Held, Manifest
+from weft.sync.records.messages import Counted, HeldWork, Manifest
 from weft.wire import digest, digest_of
 
 STATE = StateIndex(vectors=(VectorIndex(name=OUTER, num=0, chunks=()),))
@@ -60,7 +60,7 @@ def test_short_rounds_are_recent_for_some_time(tmp_path: Path) -> None:
 def test_a_work_waits_in_one_round_and_counts_in_another(tmp_path: Path) -> None:
     work, row = digest(b"work"), a_row(4)
     peer = PeerId("ab" * 32)
-    row[1] = replace(row[1], held=(Held(peer=peer, work=work),))
+    row[1] = replace(row[1], held=(HeldWork(peer=peer, work=work),))
     brings = Counted(peer=peer, tokens=Tokens(8), payload=digest(b"payload"), work=work)
     row[3] = replace(row[3], contributions=(brings,))
     heads = noted(tmp_path / "heads.bin", *row[:2])

@@ -15,7 +15,7 @@ from weft.keys import Identity
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.round.works import MAX_KEPT, Works
 from weft.sync.records.charter import AuditTerms
-from weft.sync.records.messages import Base, Counted, Held, Manifest, Ready, next_base, payload_of
+from weft.sync.records.messages import Base, Counted, HeldWork, Manifest, Ready, next_base, payload_of
 from weft.sync.records.work import Segment, Work
 from weft.wire import Signed, digest, digest_of, encode, seal
 
@@ -138,7 +138,7 @@ def counting(name: Digest, tokens: int = 32, payload: Digest | None = None) -> M
 
 
 def holding(name: Digest, peer: PeerId = WHO.peer) -> Manifest:
-    return replace(OPENING, held=(Held(peer=peer, work=name),))
+    return replace(OPENING, held=(HeldWork(peer=peer, work=name),))
 
 
 async def test_a_work_that_waits_is_asked_for_like_one_that_counts() -> None:

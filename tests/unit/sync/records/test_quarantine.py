@@ -8,7 +8,7 @@ from model.world import first_base
 from weft.ids import PeerId, Round, Tokens
 from weft.sync.records import quarantine
 from weft.sync.records.charter import AuditTerms, Charter, Quarantined
-from weft.sync.records.messages import Base, Counted, Held
+from weft.sync.records.messages import Base, Counted, HeldWork
 from weft.wire import digest
 
 START = first_base(4)
@@ -22,7 +22,7 @@ def joined(before: Charter = AUDITED) -> Charter:
 
 
 def held(before: Charter, round: int = 4, work: str = WORK) -> Charter:
-    return quarantine.after(before, Round(round), START.electorate, (), (), (Held(peer=NEW, work=work),))
+    return quarantine.after(before, Round(round), START.electorate, (), (), (HeldWork(peer=NEW, work=work),))
 
 
 def brings(peer: PeerId = NEW, work: str = WORK) -> Counted:

@@ -10,7 +10,7 @@ from weft.ids import Attempt, PeerId, Round, Tokens
 from weft.sync.records import quarantine
 from weft.sync.records.ancestry import Legacy, Stretch
 from weft.sync.records.charter import AuditTerms, Charter, Quarantined
-from weft.sync.records.messages import Base, Held, Manifest, Ready, counted
+from weft.sync.records.messages import Base, HeldWork, Manifest, Ready, counted
 from weft.sync.round import round
 from weft.sync.round.machine import Noticed, Received, State, TimedOut, Trained
 from weft.sync.round.round import new_manifest
@@ -80,7 +80,7 @@ def peers(manifest: Manifest) -> tuple[str, ...]:
 def test_what_a_newcomer_brings_is_held_and_not_counted() -> None:
     manifest = proposed(FRESH)
     assert peers(manifest) == SETTLED
-    assert manifest.held == (Held(peer=NEW, work=WORK),)
+    assert manifest.held == (HeldWork(peer=NEW, work=WORK),)
     assert NEW not in {part.owner for part in manifest.parts}
     assert NEW not in manifest.awaited
     assert manifest.uplinks[FRESH.electorate.index(NEW)] == 0
@@ -134,7 +134,7 @@ def false_owner(manifest: Manifest) -> Manifest:
     return replace(manifest, parts=(replace(manifest.parts[0], owner=NEW), *manifest.parts[1:]))
 
 
-def holds(*held: Held) -> object:
+def holds(*held: HeldWork) -> object:
     return lambda manifest: replace(manifest, held=held or UNSET)
 
 
@@ -142,10 +142,10 @@ def holds(*held: Held) -> object:
     "change",
     [
         false_owner,
-        holds(Held(peer=NEW, work=WORK)),  # it waits already
-        holds(Held(peer=SETTLED[0], work=digest(b"settled"))),
-        holds(*2 * (Held(peer=NEW, work=digest(b"another")),)),
-        holds(Held(peer=PeerId("ff" * 32), work=digest(b"of nobody"))),
+        holds(HeldWork(peer=NEW, work=WORK)),  # it waits already
+        holds(HeldWork(peer=SETTLED[0], work=digest(b"settled"))),
+        holds(*2 * (HeldWork(peer=NEW, work=digest(b"another")),)),
+        holds(HeldWork(peer=PeerId("ff" * 32), work=digest(b"of nobody"))),
     ],
 )
 def test_what_a_leader_may_not_say_of_a_newcomer(change: object) -> None:
