@@ -6,11 +6,13 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from model.world import contribution, first_base
+from weft.clock import VirtualClock
 from weft.ids import Attempt, PeerId, Round, Tokens
+from weft.peer.round.inbox import Leaps
 from weft.sync.records import quarantine
 from weft.sync.records.ancestry import Legacy, Stretch
 from weft.sync.records.charter import AuditTerms, Charter, Quarantined
-from weft.sync.records.messages import Base, HeldWork, Manifest, Ready, counted
+from weft.sync.records.messages import Base, HeldWork, Manifest, Prepare, Ready, counted
 from weft.sync.round import round
 from weft.sync.round.machine import Noticed, Received, State, TimedOut, Trained
 from weft.sync.round.round import new_manifest
@@ -168,6 +170,16 @@ def test_no_mean_waits_for_a_newcomer() -> None:
 
 def test_a_newcomer_leads_after_all_others() -> None:
     assert [leader(FRESH, Attempt(number)) for number in range(4)].index(NEW) == 3
+
+
+def test_a_newcomer_takes_nobody_to_an_attempt_that_it_leads() -> None:
+    """Else it could lead any round, and choose who counts in it."""
+    leaps, state = Leaps(VirtualClock(), lambda: 10.0), round.begin(SETTLED[0], FRESH)
+    settled = next(peer for peer in SETTLED if leader(FRESH, Attempt(2)) == peer)
+    assert leaps.may_lead(state, settled, Prepare(attempt=Attempt(2)))
+    assert not leaps.may_lead(state, NEW, Prepare(attempt=Attempt(3)))
+    there = replace(state, attempt=Attempt(3))
+    assert leaps.may_lead(there, NEW, Prepare(attempt=Attempt(3))), "its own timers have brought it there"
 
 
 def test_where_all_settled_members_are_gone_newcomers_go_on() -> None:
