@@ -240,7 +240,7 @@ class Carry:
             fate: of what was offered, where it is not counted.
             met: whom this peer meets, where the round is a gossip round.
         """
-        self._num_travelling = self._num_travelling + 1 if fate == "travelling" else 0
+        self._num_travelling = self._num_travelling + 1 if fate == "travelling" and self.due else 0
         if is_counted and self.offered is None:
             if self.is_restored:
                 self.ahead, self._mark = Tokens(0), None
@@ -386,7 +386,8 @@ class Carry:
 
     def _drop(self) -> None:
         """Forget what is due, because it is counted or can no longer be."""
-        self._gradient, self._gradient_tokens, self._num_missed, self._encoded = None, 0, 0, None
+        self._gradient, self._gradient_tokens, self._encoded = None, 0, None
+        self._num_missed = self._num_travelling = 0
         self.tokens = self.ahead
         self.is_restored = False
 

@@ -25,6 +25,8 @@ from weft.ids import Digest, PeerId, Round
 from weft.sync.records.charter import Charter, Quarantined
 from weft.sync.records.messages import Base, Brought, Counted, HeldWork, Manifest
 
+STILL = 16  # rounds: who shows auditors nothing cannot keep parts as they are for ever
+
 
 def of(charter: Charter, peer: PeerId) -> Quarantined | None:
     """Return what holds of a member in quarantine; None: it is in none."""
@@ -51,6 +53,12 @@ def has_held(charter: Charter, peer: PeerId) -> bool:
     """Return whether something waits that a member has brought."""
     found = of(charter, peer)
     return found is not None and found.work is not UNSET
+
+
+def is_cut_as_before(charter: Charter, round: Round) -> bool:
+    """Return whether parts are to stay as large as they are, because something waits that has not waited for long: with
+    other parts it would be other bytes."""
+    return any(each.round is not UNSET and round - each.round < STILL for each in charter.quarantined or ())
 
 
 def clear(charter: Charter, peer: PeerId) -> Charter:

@@ -31,13 +31,14 @@ from weft.ids import Attempt, Digest, PeerId, Tokens
 from weft.sync.governance import accused, countable, enacted, in_effect
 from weft.sync.records import messages, quarantine
 from weft.sync.records.acts import MAX_ACTS, Warrant
+from weft.sync.records.charter import Charter
 from weft.sync.records.counters import planned
 from weft.sync.records.messages import claims_in, counted
 from weft.sync.records.tuning import chosen
 from weft.sync.round import machine, rules
 from weft.sync.round.groups import is_true
 from weft.sync.round.neighbours import NOTHING, is_own
-from weft.sync.round.shares import contribution, lease, shares, uplinks, without_lease
+from weft.sync.round.shares import contribution, lease, shares, uplinks, uplinks_as_before, without_lease
 from weft.wire import digest_of
 
 # Who was cut off alone has gone on by itself, and the others must be able to follow it: by one attempt in two minutes
@@ -611,7 +612,7 @@ def new_manifest(state: machine.State, plan: messages.Collect) -> messages.Manif
             for part, owner in enumerate(plan.owners)
         ),
         members=members,
-        uplinks=uplinks(base, members, {*joined, *state.relayed, *quarantine.members(charter)}, state.uplinks),
+        uplinks=_uplinks(state, charter, members, joined),
         joined=joined,
         left=left,
         leases=leased.leases,
@@ -627,6 +628,18 @@ def new_manifest(state: machine.State, plan: messages.Collect) -> messages.Manif
         counters=out,
         held=held or UNSET,
     )
+
+
+def _uplinks(
+    state: machine.State, charter: Charter, members: Sequence[PeerId], joined: Sequence[PeerId]
+) -> tuple[int, ...]:
+    """
+    Args:
+        charter: after the manifest.
+    """
+    if quarantine.is_cut_as_before(charter, state.base.round):
+        return uplinks_as_before(state.base, members)
+    return uplinks(state.base, members, {*joined, *state.relayed, *quarantine.members(charter)}, state.uplinks)
 
 
 def propose(state: machine.State, manifest: messages.Manifest) -> machine.Result:

@@ -43,7 +43,8 @@ How large a part of the vector each member owns: in proportion to its uplink.
 An owner sends its merged part to everybody, so who sends slower must own less, or all wait for it. Who sends eight
 times slower owns nothing: its uplink is busy with its own payload. Levels are coarse, and one that was given stays as
 long as the measured one is within a factor of four: leaders take turns and measure for themselves, and a payload whose
-upload takes several rounds must be cut alike in all of them.
+upload takes several rounds must be cut alike in all of them. While something of who is in quarantine waits, and not for
+long, all levels stay: it has to be the same bytes when it counts.
 """
 
 import math
@@ -309,6 +310,12 @@ def uplinks(
     before = {peer: level for peer, level in settled if peer not in new}
     levels = {peer: _level(rates[peer] / fastest) for peer in members if peer in rates}
     return tuple(0 if peer in idle else _next(before.get(peer), levels.get(peer)) for peer in members)
+
+
+def uplinks_as_before(base: messages.Base, members: Iterable[PeerId]) -> tuple[int, ...]:
+    """Return the levels that the members of this round have; who is new has none."""
+    before = dict(zip(base.electorate, base.uplinks, strict=False))
+    return tuple(before.get(peer, 0) for peer in members)
 
 
 def _level(ratio: float) -> int:

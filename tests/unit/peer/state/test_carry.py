@@ -62,6 +62,18 @@ def test_who_was_late_twice_hands_in_first_and_whose_payload_was_lost_trains_on(
     assert carry.is_overdue == (fate != "lost")
 
 
+def test_who_has_nothing_left_to_hand_in_trains(tmp_path: Path) -> None:
+    """What was held of a process before this one, or was dropped since, is offered no more."""
+    carry, _, trainer = carry_of(tiny.run_config(), tmp_path)
+    carry.settle(lambda: None, is_counted=False, fate="travelling")
+    assert not carry.is_overdue
+    carry.add_steps(trainer.train(LEASE, 0, 1))
+    carry.settle(lambda: None, is_counted=False, fate="travelling")
+    assert carry.is_overdue
+    carry.start_over()
+    assert not carry.is_overdue
+
+
 def test_a_commit_that_counted_it_leaves_nothing(tmp_path: Path) -> None:
     carry, replica, trainer = carry_of(tiny.run_config(), tmp_path)
     carry.add_steps(trainer.train(LEASE, 0, 1))

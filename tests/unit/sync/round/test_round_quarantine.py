@@ -85,8 +85,18 @@ def test_what_a_newcomer_brings_is_held_and_not_counted() -> None:
     assert manifest.held == (HeldWork(peer=NEW, work=WORK),)
     assert NEW not in {part.owner for part in manifest.parts}
     assert NEW not in manifest.awaited
-    assert manifest.uplinks[FRESH.electorate.index(NEW)] == 0
     assert is_successor(FRESH, manifest)
+
+
+def test_a_newcomer_owns_nothing_and_all_parts_stay_while_something_of_it_waits() -> None:
+    cut = (16, 0, 8, 4)
+    fast = {SETTLED[0]: 1e6, SETTLED[1]: 1e6, SETTLED[2]: 1e6}
+    waiting = replace(announced(replace(WAITING, uplinks=cut), WAITING.electorate), uplinks=fast)
+    assert manifest_of(waiting).uplinks == cut
+    long_since = replace(WAITING, uplinks=cut, round=Round(4 + quarantine.STILL))
+    assert manifest_of(replace(announced(long_since, WAITING.electorate), uplinks=fast)).uplinks != cut
+    settled = replace(announced(replace(CLEARED, uplinks=cut), CLEARED.electorate), uplinks=fast)
+    assert manifest_of(settled).uplinks == (16, 0, 8, 16), "what is a factor of four off is another line"
 
 
 def test_what_waits_is_neither_counted_nor_held_again() -> None:
