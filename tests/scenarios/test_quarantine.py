@@ -173,6 +173,29 @@ def test_where_no_quarantine_is_asked_for_a_newcomer_counts_at_once(make_swarm: 
     assert all(each.held is UNSET for each in manifests(swarm))
 
 
+def test_what_waits_when_a_member_leaves_waits_anew_and_counts(make_swarm: MakeSwarm) -> None:
+    """Parts are cut otherwise then: it is other bytes."""
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=16, num_peers=4, learns=True)
+
+    async def scenario() -> None:
+        a, b, c, e = await swarm.start("abce")
+        await swarm.round(a, 2)
+        d = swarm.member("d")
+        swarm.launch(d)
+        while not held(swarm, d.id):
+            await swarm.round(a, a.life.peer.head.round + 1)
+        e.peer.stop("for good")
+        one_replica(await swarm.done(a, b, c, d))
+
+    swarm.run(scenario)
+    d = swarm.member("d").id
+    waited, came = held(swarm, d), counted(swarm, d)
+    assert len(waited) == NUM + 1, "the first was held twice"
+    assert [work for _, work in came[:NUM]] == [work for _, work in waited[1:]]
+    assert len(came) > NUM
+    assert doubts(swarm) == of_merging(swarm) == []
+
+
 def test_where_no_settled_member_stays_newcomers_go_on(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=16, num_peers=4, learns=True)
 
