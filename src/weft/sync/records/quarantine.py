@@ -94,6 +94,13 @@ def is_lifted(base: Base, left: Set[PeerId]) -> bool:
     return settled(base.charter, base.electorate) <= left
 
 
+def is_put_out(base: Base, me: PeerId, manifest: Manifest) -> bool:
+    """Return whether a manifest says that this settled member leaves, and all others like it: it is here, and knows
+    better."""
+    found = settled(base.charter, base.electorate)
+    return bool(base.charter.quarantined) and me in found and found <= set(manifest.left)
+
+
 def is_kept(base: Base, manifest: Manifest) -> bool:
     """Return whether a manifest counts nothing of who is in quarantine but what was cleared, gives it no part of a
     result, and holds what it may hold."""

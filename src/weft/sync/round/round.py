@@ -658,6 +658,8 @@ def propose(state: machine.State, manifest: messages.Manifest) -> machine.Result
 def accept(state: machine.State, sender: PeerId, propose: messages.Propose) -> machine.Result:
     if sender != rules.leader(state.base, propose.attempt) or not rules.is_successor(state.base, propose.manifest):
         return state, ()
+    if quarantine.is_put_out(state.base, state.me, propose.manifest):
+        return state, ()
     if not rules.may_accept(state.durable, propose.attempt, propose.manifest):
         return state, refuse(state, sender, propose.attempt) if propose.attempt < state.durable.promised else ()
     vote = messages.Vote(attempt=propose.attempt, manifest=propose.manifest)

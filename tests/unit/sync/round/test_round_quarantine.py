@@ -12,7 +12,7 @@ from weft.peer.round.inbox import Leaps
 from weft.sync.records import quarantine
 from weft.sync.records.ancestry import Legacy, Stretch
 from weft.sync.records.charter import AuditTerms, Charter, Quarantined
-from weft.sync.records.messages import Base, HeldWork, Manifest, Prepare, Ready, counted
+from weft.sync.records.messages import Base, HeldWork, Manifest, Prepare, Propose, Ready, counted
 from weft.sync.round import round
 from weft.sync.round.machine import Noticed, Received, State, TimedOut, Trained
 from weft.sync.round.round import new_manifest
@@ -203,3 +203,8 @@ def test_where_all_settled_members_are_gone_newcomers_go_on() -> None:
     assert (peers(manifest), manifest.members) == ((NEW,), (NEW,))
     assert is_successor(FRESH, manifest)
     assert not is_successor(FRESH, replace(manifest, left=manifest.left[1:]))
+    asked = Received(sender=NEW, message=Propose(attempt=Attempt(3), manifest=manifest))
+    assert round.step(replace(round.begin(SETTLED[0], FRESH), attempt=Attempt(3)), asked)[1] == (), "it is not gone"
+    both = (Quarantined(peer=SETTLED[0], left=1), Quarantined(peer=NEW, left=3))
+    without_it = replace(FRESH, charter=replace(FRESH.charter, quarantined=both))
+    assert not quarantine.is_put_out(without_it, SETTLED[0], manifest)
