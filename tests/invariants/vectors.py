@@ -57,13 +57,15 @@ from weft.sync.governance import enact
 from weft.sync.merge.reduce import Coding, Merger, cut
 from weft.sync.method.choices import Choices, SgdConfig
 from weft.sync.method.schedule import ConstantConfig
+from weft.sync.records import quarantine
 from weft.sync.records.acts import Act, Amend, Ballot, Finding, Warrant
-from weft.sync.records.charter import Charter, Settings
+from weft.sync.records.charter import AuditTerms, Charter, Settings
 from weft.sync.records.counters import with_false, with_taken_out
 from weft.sync.records.messages import (
     Accept,
     Certificate,
     Contribution,
+    HeldWork,
     Manifest,
     PartResult,
     Promise,
@@ -522,6 +524,24 @@ def false_work() -> Vector:
     }
 
 
+def quarantined() -> Vector:
+    terms = AuditTerms(rate=0.25, trace_every=1, quarantine=3)
+    start = msgspec.structs.replace(first_charter(), audits=terms)
+    base = next_base(opening_manifest(), start)
+    joined = quarantine.after(start, Round(1), base.electorate, (B.peer,))
+    held = HeldWork(peer=B.peer, work=wire.digest(b"work"))
+    waits = quarantine.after(joined, Round(2), base.electorate, (), (), (held,))
+    verdict = Finding(run=RUN, peer=B.peer, round=Round(2), work=held.work, before=0, outcome="equal")
+    found = Warrant(letters=(wire.seal(A, verdict),))
+    cleared = enact(waits, msgspec.structs.replace(base, charter=waits).body, (found,)).charter
+    return {
+        "audits": msgspec.json.encode(terms, order="sorted").decode(),
+        "held": msgspec.json.encode((held,), order="sorted").decode(),
+        "quarantined": msgspec.json.encode(cleared.quarantined, order="sorted").decode(),
+        "digest of the charter after it was cleared": wire.digest_of(cleared),
+    }
+
+
 def contradiction() -> Vector:
     base = next_base(opening_manifest(), first_charter())
     denied = RoundNote(branch=BranchId(RUN), round=base.round, message=Promise(attempt=Attempt(1), accepted=None))
@@ -667,6 +687,7 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "act": act,
     "ballot": ballot,
     "false-work": false_work,
+    "quarantine": quarantined,
     "contradiction": contradiction,
     "round-note": round_note,
     "certificate": certificate,

@@ -20,7 +20,9 @@ ALWAYS = AuditedTrust(audit_rate=1.0)
 
 def stage(root: Path, trust: TrustConfig = ALWAYS) -> Theatre:
     method = DiLoCoConfig(every=4, codec=Int8Config())
-    return Theatre(replace(make_run_file(root), trust=trust, method=method), root)
+    run_file = make_run_file(root)
+    train = replace(run_file.train, tokens=2 * run_file.train.tokens)  # some are found late
+    return Theatre(replace(run_file, trust=trust, method=method, train=train), root)
 
 
 def out(played: Played) -> list[str]:

@@ -23,6 +23,7 @@ from weft.peer.chain import FIRST, Chain
 from weft.peer.round.payloads import Payloads
 from weft.peer.state.carry import Carry
 from weft.peer.state.replica import Replica
+from weft.run.trust import AuditedTrust
 from weft.sim.world import Life
 from weft.sync.method.choices import Choices, NesterovConfig, SgdConfig
 from weft.sync.records.counters import WITHIN
@@ -52,9 +53,15 @@ class Played:
     """A run in which d brings a multiple of its update to one round, and nobody's steps depend on the parameters."""
 
     def __init__(
-        self, make_swarm: MakeSwarm, patch: pytest.MonkeyPatch, method: Choices, times: float, num_rounds: int = 16
+        self,
+        make_swarm: MakeSwarm,
+        patch: pytest.MonkeyPatch,
+        method: Choices,
+        times: float,
+        num_rounds: int = 16,
+        trust: AuditedTrust = ALWAYS,
     ) -> None:
-        self.swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=num_rounds, num_peers=4, learns=True)
+        self.swarm = make_swarm(method=method, trust=trust, num_rounds=num_rounds, num_peers=4, learns=True)
         self.swarm.make_trainer = ByChance
         self.models: dict[Round, Tensor] = {}  # the outer parameters after each round
         self._lie(patch, times)
@@ -234,7 +241,8 @@ def test_a_false_work_stays_where_rounds_are_merged_by_another_rule(
 @pytest.mark.full
 def test_who_joined_since_takes_it_out_of_its_part_too(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has nothing of what was brought, and fetches that by names that follow from the charter."""
-    played = Played(make_swarm, monkeypatch, replace(PLAIN, codec=Int8Config()), TIMES, num_rounds=20)
+    trust = replace(ALWAYS, quarantine=0)  # it has a part at once
+    played = Played(make_swarm, monkeypatch, replace(PLAIN, codec=Int8Config()), TIMES, num_rounds=20, trust=trust)
     swarm, recalled = played.swarm, Counters._recalled
 
     def later(counters: Counters) -> Any:

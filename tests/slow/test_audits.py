@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slow.shell import LOCAL, START_S, Shell
-from weft.events import ActEnacted, AuditorDoubted, PeerStopped, RoundCommitted, WorkAudited, WorkDoubted
+from weft.events import ActEnacted, AuditorDoubted, PeerStopped, RoundCommitted, RoundMissed, WorkAudited, WorkDoubted
 
 pytestmark = pytest.mark.slow
 
@@ -44,3 +44,22 @@ def test_honest_processes_audit_each_other_and_find_no_fault(
     assert len(audits) >= NUM_ROUNDS
     assert max(audit.distance for audit in audits) < 1e-6
     assert all("Traceback" not in shell.said.read_text() for shell in (anna, bert, clara))
+
+
+def test_a_process_that_joins_later_is_looked_at_before_it_counts(shells: Callable[..., Shell], run_file: Path) -> None:
+    anna, bert, clara, dora = (shells(name) for name in ("anna", "bert", "clara", "dora"))
+    anna.run("train", str(run_file), "--name", "anna", *LOCAL, "--wait-for", "3", *AUDITED)
+    ticket = anna.ticket()
+    for shell in (bert, clara):
+        shell.run("join", "-", "--yes", "--name", shell.folder.name, *LOCAL, given=ticket)
+    anna.wait(lambda entry: isinstance(entry.event, RoundCommitted) and entry.event.round == 3, within_s=START_S)
+    dora.run("join", "-", "--yes", "--name", "dora", *LOCAL, given=ticket)
+    for shell in (anna, bert, clara, dora):
+        shell.wait(lambda entry: isinstance(entry.event, PeerStopped), within_s=2 * START_S)
+    events = [entry.event for shell in (anna, bert, clara, dora) for entry in shell.entries()]
+    assert [event for event in events if isinstance(event, WorkDoubted | ActEnacted)] == []
+    missed = [entry.event for entry in dora.entries() if isinstance(entry.event, RoundMissed)]
+    assert any("it is new" in event.reason for event in missed)
+    rounds = [entry.event for entry in anna.entries() if isinstance(entry.event, RoundCommitted)]
+    assert sum(len(event.contributors) == 4 for event in rounds) >= 2, "its works count in the end"
+    assert all("Traceback" not in shell.said.read_text() for shell in (anna, bert, clara, dora))

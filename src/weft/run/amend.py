@@ -59,7 +59,8 @@ def _audits(run: Genesis) -> AuditTerms | msgspec.UnsetType:
     trust = run.trust
     if not isinstance(trust, AuditedTrust):
         return msgspec.UNSET
-    return AuditTerms(rate=trust.audit_rate, trace_every=trust.trace_every)
+    quarantine = trust.quarantine or msgspec.UNSET
+    return AuditTerms(rate=trust.audit_rate, trace_every=trust.trace_every, quarantine=quarantine)
 
 
 @lru_cache(maxsize=64)

@@ -4,9 +4,11 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
+from weft.codec.config import RandomKConfig
 from weft.config import Config
 from weft.errors import ConfigError
 from weft.sync.method.choices import Choices, LowRankConfig, MuonConfig, OptimizerConfig
+from weft.sync.records.charter import MAX_QUARANTINE
 
 
 class MembersTrust(Config, frozen=True, kw_only=True, tag_field="type", tag="members"):
@@ -32,6 +34,9 @@ class AuditedTrust(Config, frozen=True, kw_only=True, tag_field="type", tag="aud
     trace_every: Annotated[
         int, Meta(ge=1, le=100_000, description="training steps from one state that is named to the next")
     ] = 1
+    quarantine: Annotated[
+        int, Meta(ge=0, le=MAX_QUARANTINE, description="a newcomer's first works, which count once others have looked")
+    ] = 3
 
     @property
     def is_exact(self) -> bool:
@@ -61,6 +66,7 @@ def check(trust: TrustConfig | UnsetType, method: Choices) -> None:
         _check_recorded(method)
     if isinstance(trust, AuditedTrust):
         _check_audited(method)
+        _check_quarantine(trust, method)
 
 
 def _check_recorded(method: Choices) -> None:
@@ -88,6 +94,14 @@ def _check_audited(method: Choices) -> None:
     else:
         return
     raise ConfigError(f'trust: {why}. Choose a method such as diloco, fedavg or pulse, or type = "recorded".')
+
+
+def _check_quarantine(trust: AuditedTrust, method: Choices) -> None:
+    if trust.quarantine and isinstance(method.codec, RandomKConfig):
+        raise ConfigError(
+            "trust.quarantine: what waits has to be the same bytes in the next round, and the codec random_k makes "
+            "others in each. Set trust.quarantine = 0, or choose another codec."
+        )
 
 
 def check_loop(trust: TrustConfig | UnsetType) -> None:

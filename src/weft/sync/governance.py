@@ -46,7 +46,7 @@ from weft.codec.config import ExtensionCodecConfig
 from weft.errors import ConfigError, WireError
 from weft.ids import Attempt, Digest, PeerId, Round, Tokens, short
 from weft.keys import verify
-from weft.sync.records import acts, counters, messages
+from weft.sync.records import acts, counters, messages, quarantine
 from weft.sync.records.ancestry import Fork, History, Stretch, fork_point, with_fork, with_taken
 from weft.sync.records.charter import (
     MAX_BANNED,
@@ -228,6 +228,12 @@ def accused(warrant: acts.Warrant) -> PeerId | None:
     return first.signer if first.kind == messages.RoundNote.__name__ else None
 
 
+def clears(warrant: acts.Warrant) -> bool:
+    """Return whether a warrant says that nothing wrong was found with a work that waits."""
+    verdicts = findings_in(warrant)
+    return bool(verdicts) and {each.outcome for each in verdicts} == {"equal"}
+
+
 def findings_in(warrant: acts.Warrant) -> tuple[acts.Finding, ...]:
     """Return a warrant's findings, as they read; none: it is of another kind."""
     if warrant.letters[0].kind != acts.Finding.__name__:
@@ -370,13 +376,27 @@ def _judge(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
         raise Void("only other members judge a member's work, and each once")
     named = {(each.run, each.peer, each.round, each.work) for each in verdicts}
     outcomes = {each.outcome for each in verdicts}
-    if named != {(body.run, first.peer, first.round, first.work)} or "equal" in outcomes:
-        raise Void("the verdicts are not on one work in this run, or find no fault with it")
+    if named != {(body.run, first.peer, first.round, first.work)} or ("equal" in outcomes and len(outcomes) > 1):
+        raise Void("the verdicts are not on one work in this run, or some find no fault with it")
+    if outcomes == {"equal"}:
+        return _cleared(before, body, first, voters)
     if not is_majority(len(voters), len(body.electorate)):
         raise Void(f"{len(voters)} of {len(body.electorate)} members are not a majority")
     if outcomes == {"differs"}:
         return _with_false(_banned_as_liar(before, body, PeerId(first.peer), first.round), body, verdicts)
     return _unanswered(before, body, PeerId(first.peer), first.round)
+
+
+def _cleared(before: Enacted, body: Body, first: acts.Finding, voters: Sequence[PeerId]) -> Enacted:
+    """Let count what a member in quarantine has brought, with which others find no fault."""
+    charter, settled = before.charter, quarantine.settled(before.charter, body.electorate)
+    if not quarantine.awaits(charter, PeerId(first.peer), first.round, Digest(first.work)):
+        raise Void("they find no fault with it, and it does not wait for that")
+    if not set(voters) <= settled or not is_majority(len(voters), len(settled)):
+        raise Void(
+            f"{len(set(voters) & settled)} of {len(settled)} members that are not in quarantine are not a majority"
+        )
+    return replaced(before, charter=quarantine.clear(charter, PeerId(first.peer)))
 
 
 def _with_false(struck: Enacted, body: Body, verdicts: Sequence[acts.Finding]) -> Enacted:
@@ -585,8 +605,8 @@ def enacted(
     return replaced(done, charter=charter)
 
 
-def forked(base: messages.Base) -> Charter:
-    """Return the charter of a branch that begins where `base` lost its majority."""
+def forked(base: messages.Base, members: Sequence[PeerId]) -> Charter:
+    """Return the charter of a branch of these that begins where `base` lost its majority."""
     fork = Fork(
         branch=base.branch,
         round=base.round,
@@ -594,14 +614,23 @@ def forked(base: messages.Base) -> Charter:
         members=base.electorate,
         committed_tokens=base.committed_tokens,
     )
-    return replace(base.charter, forks=with_fork(base.charter.forks, fork))
+    charter = replace(base.charter, forks=with_fork(base.charter.forks, fork))
+    return quarantine.after(charter, base.round, members, ())
 
 
 def charter_after(base: messages.Base, manifest: messages.Manifest) -> Charter:
     """Return what holds after a manifest that follows on `base`, or opens a branch there."""
     if manifest.branch != base.branch:
-        return forked(base)
-    return enacted(base, manifest.acts, manifest.contributions, manifest.tuned, manifest.counters).charter
+        return forked(base, manifest.members)
+    after = enacted(base, manifest.acts, manifest.contributions, manifest.tuned, manifest.counters)
+    return with_members(after, manifest).charter
+
+
+def with_members(done: Enacted, manifest: messages.Manifest) -> Enacted:
+    """Return what a round comes to, with who is in quarantine after it."""
+    counted, held = manifest.contributions, manifest.held or ()
+    charter = quarantine.after(done.charter, manifest.round, manifest.members, manifest.joined, counted, held)
+    return replaced(done, charter=charter)
 
 
 def legacy_tokens(base: messages.Base, ready: messages.Ready) -> Tokens:

@@ -107,6 +107,7 @@ class Trainer(Stepper):
         self._center: Float32[Tensor, " num"] | None = None  # the outer parameters, which inner steps are pulled to
         self._parked: Parked | None = None
         self._parking = threading.Lock()
+        self.has_started = False
 
     def start(self, vector: Float32[Tensor, " num"]) -> None:
         """Choose the device and take `vector`, the outer parameters on the CPU, as the local ones.
@@ -136,6 +137,7 @@ class Trainer(Stepper):
         self._take_device(vector if is_shared else vector.to(self.device.torch, copy=True), micro_batch)
         self.set_center(vector)
         self._num_steps = 0
+        self.has_started = True
 
     def _fitting(self) -> int:
         return check_fits(self._run, self._peer, self.device)

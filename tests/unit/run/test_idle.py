@@ -238,7 +238,7 @@ FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     ),
     "MembersTrust": ("", {}),
     "RecordedTrust": ("", {}),
-    "AuditedTrust": ("numerics micro_batch audit_rate trace_every", {}),
+    "AuditedTrust": ("numerics micro_batch audit_rate trace_every quarantine", {}),
 }
 
 

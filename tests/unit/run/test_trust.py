@@ -62,6 +62,16 @@ def test_what_cannot_be_audited_is_refused_with_what_to_change(fields: Mapping[s
     assert "recorded" in str(error.value) or "members" in str(error.value)
 
 
+def test_bytes_that_are_others_in_each_round_cannot_wait() -> None:
+    codec, step = {"type": "random_k", "kept": 16, "largest": 4}, {"type": "sgd", "lr": 1.0}
+    method = {"type": "custom", "every": 2, "send": "delta", "apply": step, "codec": codec, "feedback": 0.9}
+    method["reply_codec"] = {"type": "int8"}
+    with pytest.raises(ConfigError, match=re.escape("Set trust.quarantine = 0")):
+        run_file(method=method)
+    trust = {"type": "audited", "quarantine": 0}
+    assert run_file(method=method, trust=trust).trust == AuditedTrust(quarantine=0)
+
+
 EXACT = {"trust": {"type": "audited", "numerics": "exact"}}
 
 
@@ -105,7 +115,9 @@ def test_a_charter_says_how_often_and_what_is_audited() -> None:
     run = run_config()
     assert first_charter(run).audits is msgspec.UNSET
     audited = msgspec.structs.replace(run, trust=AuditedTrust(audit_rate=0.25, trace_every=4))
-    assert first_charter(audited).audits == AuditTerms(rate=0.25, trace_every=4)
+    assert first_charter(audited).audits == AuditTerms(rate=0.25, trace_every=4, quarantine=3)
+    without = msgspec.structs.replace(run, trust=AuditedTrust(audit_rate=0.25, quarantine=0))
+    assert first_charter(without).audits == AuditTerms(rate=0.25, trace_every=1)
     assert first_charter(audited).is_recorded is True
 
 

@@ -10,10 +10,10 @@ from charters import charter
 from unit.sync.test_governance import BODY, MEMBERS, NAMES, RUN
 from weft.ids import BranchId, PeerId, Round
 from weft.keys import Identity
-from weft.sync.governance import accused, enact, objection
+from weft.sync.governance import accused, clears, enact, objection
 from weft.sync.records.acts import Finding, Outcome, Warrant, Weighed
-from weft.sync.records.charter import UNANSWERED_FOR, AuditTerms, Body, Charter, FalseWork, Unanswered
-from weft.wire import digest, digest_of, seal
+from weft.sync.records.charter import UNANSWERED_FOR, AuditTerms, Body, Charter, FalseWork, Quarantined, Unanswered
+from weft.wire import Signed, digest, digest_of, seal
 
 AUDITED = replace(charter(4), audits=AuditTerms(rate=0.1, trace_every=1))
 WORK, BRANCH = digest(b"work"), BranchId(digest(b"branch"))
@@ -30,6 +30,10 @@ def finding(who: Identity, outcome: Outcome = "differs", round: int = 6, before:
 def found(voters: list[Identity], outcome: Outcome = "differs", round: int = 6) -> Warrant:
     cast = [seal(each, finding(each, outcome, round, before=number)) for number, each in enumerate(voters)]
     return Warrant(letters=tuple(sorted(cast, key=lambda letter: letter.signer)))
+
+
+def by(letter: Signed) -> PeerId:
+    return letter.signer
 
 
 def why_not(made: Warrant, before: Charter = AUDITED, at: int = 7) -> str:
@@ -52,7 +56,11 @@ def test_more_than_half_of_the_members_strike_a_key_out_whichever_steps_they_hav
         (found(OTHERS[:2]), "2 of 5 members are not a majority"),
         (found([*OTHERS[:2], MEMBERS[0]]), "only other members judge"),
         (found([*OTHERS[:2], Identity.from_seed(bytes(32))]), "only other members judge"),
-        (found(OTHERS[:3], "equal"), "find no fault"),
+        (found(OTHERS[:3], "equal"), "does not wait for that"),
+        (
+            Warrant(letters=tuple(sorted((*found(OTHERS[:2]).letters, *found(OTHERS[2:3], "equal").letters), key=by))),
+            "some find no fault",
+        ),
         (Warrant(letters=tuple(reversed(found(OTHERS[:3]).letters))), "each once"),
         (
             Warrant(letters=(*found(OTHERS[:2]).letters, seal(OTHERS[3], finding(OTHERS[3], work=digest(b"other"))))),
@@ -133,3 +141,32 @@ def test_a_key_is_struck_out_also_where_nothing_can_be_taken_out() -> None:
     for said in ((UNSET,) * 3, (WEIGHED, other, WEIGHED), (WEIGHED, WEIGHED, UNSET)):
         done = enact(AUDITED, BODY, (weighed(*said),))
         assert (done.struck, done.charter.false_works) == (ACCUSED, UNSET)
+
+
+# --- what waits in quarantine ---
+
+WAITS = replace(
+    AUDITED,
+    quarantined=(Quarantined(peer=ACCUSED, left=2, work=WORK, round=Round(6)), Quarantined(peer=NAMES[1], left=1)),
+)
+
+
+def test_more_than_half_of_the_settled_members_clear_what_waits() -> None:
+    settled = OTHERS[1:]  # three of five members
+    assert "1 of 3 members that are not in quarantine" in why_not(found(settled[:1], "equal"), WAITS)
+    assert "2 of 3" in why_not(found([OTHERS[0], *settled[:2]], "equal"), WAITS), "who is in quarantine clears nobody"
+    done = enact(WAITS, BODY, (found(settled[:2], "equal"),))
+    assert (done.removed, done.struck, done.charter.banned) == ((), None, ())
+    assert [each.is_cleared for each in done.charter.quarantined or ()] == [True, UNSET]
+    assert clears(found(settled[:2], "equal"))
+    assert not clears(found(settled[:2]))
+
+
+def test_what_is_cleared_or_is_another_work_or_of_another_round_is_not_cleared_again() -> None:
+    cleared = enact(WAITS, BODY, (found(OTHERS[1:], "equal"),)).charter
+    assert "does not wait" in why_not(found(OTHERS[1:], "equal"), cleared)
+    assert "does not wait" in why_not(found(OTHERS[1:], "equal", round=5), WAITS)
+
+
+def test_what_waits_and_is_found_false_strikes_its_key_out() -> None:
+    assert enact(WAITS, BODY, (found(OTHERS[:3]),)).struck == ACCUSED

@@ -259,7 +259,24 @@ def _details(manifest: "Manifest") -> list[str]:
         through = "" if each.group is None else f"  with a group of {each.group.num_counted + 1}"
         traced = "" if each.work is UNSET else f"  work {short(Digest(each.work))}"
         lines.append(f"  counted   {each.peer}  {each.tokens:,} tokens  payload {short(each.payload)}{traced}{through}")
+    for peer, work in _waits(manifest):
+        lines.append(f"  waits     {peer}  work {short(work)}")
+    for peer, work, by in _cleared(manifest):
+        lines.append(f"  cleared   {peer}  work {short(work)}, by {', '.join(map(short, by))}")
     return lines + [_decided(each) for each in told(manifest)]
+
+
+def _waits(manifest: "Manifest") -> list[tuple[PeerId, Digest]]:
+    """Return what newcomers have brought that counts later."""
+    return [(PeerId(each.peer), Digest(each.work)) for each in manifest.held or ()]
+
+
+def _cleared(manifest: "Manifest") -> list[tuple[PeerId, Digest, tuple[PeerId, ...]]]:
+    """Return what may count from the next round on, and who has found it right."""
+    from weft.sync.governance import clears, findings_in
+
+    first = [(findings_in(each)[0], each.letters) for each in manifest.acts if clears(each)]
+    return [(PeerId(one.peer), Digest(one.work), tuple(each.signer for each in letters)) for one, letters in first]
 
 
 def _decided(act: "ActEnacted") -> str:
@@ -280,7 +297,10 @@ def _as_tree(manifest: "Manifest") -> dict[str, Any]:
     named = {name: tree[name] for name in fields}
     acts = [{name: to_builtins(getattr(each, name)) for name in _DECIDED} for each in told(manifest)]
     work = tree.get("entry", {}).get("work")
-    return {"manifest": digest_of(manifest), **named, "work": work, "counted": counted, "decided": acts}
+    waits = [{"peer": peer, "work": name} for peer, name in _waits(manifest)]
+    cleared = [{"peer": peer, "work": name, "by": list(by)} for peer, name, by in _cleared(manifest)]
+    of_new = {"waits": waits, "cleared": cleared} if waits or cleared else {}
+    return {"manifest": digest_of(manifest), **named, "work": work, "counted": counted, **of_new, "decided": acts}
 
 
 def _tree_of(found: "Shown") -> dict[str, Any]:

@@ -25,7 +25,6 @@ from functools import partial
 from math import inf, isfinite
 
 import torch
-from msgspec import UNSET
 from torch import Tensor
 
 from weft.errors import CheckpointError, DataError, NetError, NotFinite, OutOfMemory, PeerError, Refused, WireError
@@ -60,8 +59,9 @@ from weft.store.chunks import state_index
 from weft.store.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
 from weft.sync.merge.method import OUTER, Method
 from weft.sync.merge.reduce import cut, encode_payload
+from weft.sync.records import quarantine
 from weft.sync.records.acts import Finding
-from weft.sync.records.messages import Manifest, payload_of
+from weft.sync.records.messages import Manifest, payload_of, works_in
 from weft.sync.records.work import Link, Work, link, link_from, num_links, num_states, state_before
 from weft.tasks import Tasks
 from weft.training.device import first_line
@@ -155,11 +155,13 @@ class Auditor:
         """
         me, audits = self._context.node.peer, self._replica.charter.audits
         assert audits
-        for each in manifest.contributions:
-            if each.work is UNSET or each.peer == me:
+        held = {each.work for each in manifest.held or ()}
+        for peer, name in works_in(manifest):
+            if peer == me or (name in held and me in quarantine.members(self._replica.charter)):
                 continue
-            name, peer = Digest(each.work), PeerId(each.peer)
-            rate = times(peer) * audits.rate
+            if name not in held and self._heads.held_in(name) is not None:
+                continue  # it was looked at as it waited
+            rate = len(electorate) - 1.0 if name in held else times(peer) * audits.rate
             if drawn(ticket.signature, name, rate, len(electorate), 1) is None:
                 continue
             begin = partial(self._drawn, manifest.round, name, ticket, rate, len(electorate), audits.trace_every)
@@ -180,7 +182,7 @@ class Auditor:
         audits, name, newest = self._replica.charter.audits, Digest(verdict.work), self._rounds.chain.head.round
         if not self._heads.is_recent(verdict.round, newest, 2 * ANSWER_ROUNDS, 2 * ANSWER_S, self._context.clock.now()):
             return False  # long ago: nobody need be able to show it any more
-        if not audits or self._heads.counted_in(name) != verdict.round:
+        if not audits or verdict.round not in (self._heads.counted_in(name), self._heads.held_in(name)):
             return False
         if (work := self._rounds.works.known(name)) is not None:
             return self._doubted(letter, verdict, audits.trace_every, work)
@@ -247,7 +249,8 @@ class Auditor:
                 event = Unable()
             except (NotShown, PeerError, NetError, Refused) as error:
                 await asyncio.sleep(ASK_AGAIN_S)
-                event = Missing(str(error), self._has_vote(PeerId(audit.work.peer)), patience.is_over, first.is_over)
+                is_over = patience.is_over and not self.is_awaited(audit)  # what waits gains nothing by silence
+                event = Missing(str(error), self._has_vote(PeerId(audit.work.peer)), is_over, first.is_over)
                 shown = _Shown(shown.answer)
             if isinstance(event, Came) and num_came < MAX_CAME:
                 num_came += 1
@@ -275,6 +278,11 @@ class Auditor:
                 return Measured(await self._compared(audit, shown))
             case "ended":
                 raise AssertionError("an audit that has ended does nothing")
+
+    def is_awaited(self, audit: Audit) -> bool:
+        """Return whether a work waits for others to look at it."""
+        charter, peer = self._rounds.chain.charter, PeerId(audit.work.peer)
+        return quarantine.awaits(charter, peer, audit.round, audit.name)
 
     def _patience(self) -> Patience:
         return Patience(self._rounds, self._context.clock)

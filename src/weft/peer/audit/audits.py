@@ -1,6 +1,6 @@
 """Both ends of audits in one peer, and what comes of them.
 
-equal                     an event
+equal                     an event; of what a newcomer has brought and is not counted yet, a verdict, too
 differs, unanswered       a verdict for all members, each of whom looks for itself:
                               more than half come to the same      a manifest strikes out, or counts that it did not
                                                                    answer (`weft.sync.governance`)
@@ -35,6 +35,7 @@ from weft.peer.state.replica import Replica
 from weft.store.index import StateIndex
 from weft.sync.governance import findings_in
 from weft.sync.merge.reduce import EncodedPart
+from weft.sync.records import quarantine
 from weft.sync.records.acts import Finding
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Counted, Manifest, payload_of
@@ -140,6 +141,7 @@ class Audits:
             await compute.train(self.trace.close)
             await compute.serve(settle)
             await compute.train(lambda: self.trace.settle(manifest, counted, is_offered))
+            self._carry.is_held = quarantine.has_held(self._replica.charter, self._context.node.peer)
 
     def follow(self, manifest: Manifest) -> None:
         """Draw what this peer audits of a round whose outer step is made."""
@@ -180,6 +182,8 @@ class Audits:
         about, me = PeerId(verdict.peer), self._context.node.peer
         if self._taken is None or not is_heard(me, letter.signer, about, self._num_false):
             return
+        if verdict.outcome == "equal":
+            return
         if not self._taken.auditor.look_again(letter, verdict):
             self._taken.merges.look_again(letter, verdict)
 
@@ -210,7 +214,13 @@ class Audits:
             self._context.emit(WorkDoubted(**alike(WorkDoubted, told), outcome=found.outcome, why=found.why))
         else:
             self._context.emit(told)
-        self._conclude(PeerId(audit.work.peer), audit.round, audit.name, audit.link.before, found, audit.accuser)
+        peer, taken = PeerId(audit.work.peer), self._taken
+        if taken is not None and taken.auditor.is_awaited(audit):
+            if found.outcome == "unanswered":
+                return  # it is not counted
+            if found.outcome == "equal":
+                self._tell(peer, audit.round, audit.name, audit.link.before, found)
+        self._conclude(peer, audit.round, audit.name, audit.link.before, found, audit.accuser)
 
     def _conclude(
         self, peer: PeerId, round: Round, work: Digest, before: int, found: Found, accuser: PeerId | None
@@ -226,6 +236,9 @@ class Audits:
             return
         if found.outcome == "unanswered":
             self.suspicion.unanswered(peer, round)
+        self._tell(peer, round, work, before, found)
+
+    def _tell(self, peer: PeerId, round: Round, work: Digest, before: int, found: Found) -> None:
         assert self._taken is not None
         verdict = Finding(
             run=self._replica.run.run,

@@ -10,7 +10,7 @@ from weft.store.home import RecordFile
 from weft.store.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
 from weft.sync.merge.method import OUTER
 from weft.sync.records.charter import Charter
-from weft.sync.records.messages import Manifest, own_work
+from weft.sync.records.messages import Manifest, own_work, works_in
 from weft.wire import Record, digest_of
 
 MAX_KEPT = 256  # rounds: far more than a work may span
@@ -38,6 +38,7 @@ class Heads:
         self._file = RecordFile[_Newest](path, _Newest, MAX_INDEX_NBYTES, _Newest(), is_synced=False)
         self._kept = dict[Digest, Head]()  # oldest first
         self._counted = dict[Digest, Round]()  # works, and in which of these rounds
+        self._held = dict[Digest, Round]()  # works that have waited, and in which of these rounds
         self._noted_at = dict[int, float]()
         for head in self._file.read().heads:
             self._keep(head)
@@ -52,8 +53,11 @@ class Heads:
         for forgotten_round in list(self._noted_at)[:-MAX_KEPT]:
             del self._noted_at[forgotten_round]
         for forgotten in list(self._kept)[:-MAX_KEPT]:
-            for each in self._kept.pop(forgotten).manifest.contributions:
-                self._counted.pop(Digest(each.work or ""), None)
+            manifest_before = self._kept.pop(forgotten).manifest
+            for _, work in works_in(manifest_before):
+                for named in (self._counted, self._held):
+                    if named.get(work) == manifest_before.round:
+                        del named[work]
         try:
             self._file.keep(_Newest(heads=tuple(self._kept.values())[-MAX_ON_DISK:]))
         except (DiskFull, DataError) as error:
@@ -64,11 +68,14 @@ class Heads:
         for each in head.manifest.contributions:
             if each.work:
                 self._counted.setdefault(Digest(each.work), head.manifest.round)
+        for one in head.manifest.held or ():
+            self._held[Digest(one.work)] = head.manifest.round
 
     def forget(self) -> None:
         """Forget all: they were those of a state that was false."""
         self._kept.clear()
         self._counted.clear()
+        self._held.clear()
 
     def known(self, manifest: Digest) -> Head | None:
         return self._kept.get(manifest)
@@ -83,6 +90,10 @@ class Heads:
     def counted_in(self, work: Digest) -> Round | None:
         """Return in which round a work was counted; None: in none that is known here."""
         return self._counted.get(work)
+
+    def held_in(self, work: Digest) -> Round | None:
+        """Return in which round a work began to wait; None: in none that is known here."""
+        return self._held.get(work)
 
     def is_recent(self, round: Round, newest: Round, num_rounds: int, num_s: float, now: float) -> bool:
         """Return whether fewer rounds have passed since, or less time: how long ago a round was that this process has

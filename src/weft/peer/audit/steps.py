@@ -22,7 +22,7 @@ LOCAL, ERROR = "local", "error"
 
 
 class Away(Exception):
-    """The trainer is paused."""
+    """The trainer is paused, or has not started yet."""
 
 
 def repeat(
@@ -50,9 +50,9 @@ def repeat(
     Raises:
         DataError: the segment has no such steps.
         NotFinite, OutOfMemory: as `Trainer.train`.
-        Away: the trainer has left its device, for a pause.
+        Away: the trainer has left its device, for a pause, or has not come to it yet.
     """
-    if trainer.is_parked:
+    if trainer.is_parked or not trainer.has_started:
         raise Away
     leased = lease_of(head.manifest.leases, PeerId(segment.holder))
     config = amended(run, head.charter)

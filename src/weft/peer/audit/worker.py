@@ -33,6 +33,7 @@ from weft.store.chunks import chunks, state_index
 from weft.store.index import StateIndex
 from weft.sync.merge.method import OUTER
 from weft.sync.records.acts import Finding
+from weft.sync.records.messages import works_in
 from weft.sync.records.work import Link, link, link_from, num_links, state_before
 from weft.tasks import Tasks
 from weft.training.trainer import Trainer
@@ -176,10 +177,12 @@ class Worker:
         manifest = found.manifest
         if (draw.run, draw.branch, draw.round) != (manifest.run, manifest.branch, manifest.round):
             return "the ticket says two things"
-        names = [each.work for each in found.manifest.contributions]
+        names = [name for _, name in works_in(manifest)]
         electorate = self._heads.electorate(draw.manifest)
         segments, every = told.work.segments, audits.trace_every
         rate = TIMES * audits.rate  # it may suspect this peer, for reasons of its own
+        if any(each.work == work for each in manifest.held or ()):  # all look at what waits
+            rate = len(electorate) - 1.0
         number = drawn(ticket.signature, work, rate, len(electorate), num_links(segments, every))
         if work not in names or peer not in electorate or number is None:
             return "the ticket draws nobody for this work"

@@ -52,6 +52,7 @@ from weft.peer.state.carry import Carry
 from weft.peer.state.legacies import Legacies
 from weft.peer.state.replica import Replica
 from weft.run.config import Genesis
+from weft.sync.records import quarantine
 from weft.sync.records.messages import Base, Manifest, payload_of
 from weft.training.learner import Learner, Work
 from weft.wire import digest_of
@@ -306,6 +307,7 @@ class Offering:
         audits: Audits | None = None,
     ) -> None:
         self._audits = audits
+        self._me = context.node.peer
         self._compute = context.compute
         self._emit = context.emit
         self._replica = replica
@@ -321,7 +323,8 @@ class Offering:
         """
         head, base, ranges = rounds.chain.head, rounds.chain.base, rounds.ranges
         is_for_neighbours = base.is_gossip
-        may_bring_other = rounds.is_member and self._legacies.kept.legacies and not is_for_neighbours
+        is_new = quarantine.of(base.charter, self._me) is not None  # of whom nothing else is counted
+        may_bring_other = rounds.is_member and self._legacies.kept.legacies and not (is_for_neighbours or is_new)
         brought = await self._legacies.to_bring(base, ranges) if may_bring_other else None
         if brought is None and not self._carry.due:
             if self._companion is not None:  # nothing was routed to this peer: nobody should wait for it

@@ -377,6 +377,8 @@ def told(manifest: Manifest) -> Iterator[ActEnacted]:
     """Yield an event for each act that a committed manifest holds."""
     for warrant in manifest.acts:
         first = warrant.letters[0]
+        if governance.clears(warrant):  # what comes of it is told as it is counted
+            continue
         if verdicts := governance.findings_in(warrant):
             verdict, is_lie = verdicts[0], governance.accused(warrant) is not None
             yield ActEnacted(

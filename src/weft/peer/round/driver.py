@@ -42,10 +42,10 @@ from weft.peer.round.timers import RoundTimes, Timers
 from weft.peer.round.works import Works
 from weft.peer.state.legacies import KeptLegacy
 from weft.store.journal import Votes
-from weft.sync.governance import accused, charter_after, legacy_tokens
+from weft.sync.governance import accused, charter_after, clears, legacy_tokens
 from weft.sync.merge.method import Scope
 from weft.sync.merge.reduce import EncodedPart
-from weft.sync.records import messages
+from weft.sync.records import messages, quarantine
 from weft.sync.records.charter import Charter
 from weft.sync.round import machine
 from weft.sync.round.machine import Fate, State, Status
@@ -62,6 +62,7 @@ PAUSED = "it is paused"
 RESTING = "it was not drawn for this round"
 AT_WORK = "it was still at its training steps"
 LIED = "it was found to lie"
+WAITS = "it is new: what it brings counts once others have done some of its training steps again"
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ def _why(base: messages.Base, peer: PeerId, state: State | None, statuses: Mappi
         return "it was gone" if status == "gone" else "it was silent"
     if state is not None and peer in state.unusable:
         return "its update could not be fetched or was not valid"
+    if quarantine.of(base.charter, peer) is not None and state is not None and peer in state.ready:
+        return WAITS
     if peer in base.newcomers:
         return "it has just joined or come back, and nobody waits for it in its first round"
     if peer in base.resting:
@@ -463,11 +466,13 @@ class RoundDriver:
         self.timers.note_decided(counted, is_whole=set(absent) <= set(base.resting))
         self._memory.keep(self.timers.measured)
         taken = self.merger.taken(base, manifest) if manifest.is_gossip else {}
-        if manifest.tuned is not None or manifest.acts:
+        if manifest.tuned is not None or not all(map(clears, manifest.acts)):
             self.timers.forget()
         self.merger.settle(manifest)
         self._tasks.spawn(self.parts.note(certificate))
         self.chain.append(certificate)
+        if quarantine.has_held(self.chain.charter, self._member.peer):
+            fate = "travelling"  # others count those very bytes
         self.inbox.claims.follow(manifest, self.chain.charter)
         self.works.follow(manifest)
         self.acts.follow(manifest)

@@ -47,6 +47,7 @@ machine ignores such a letter, as it may; here it waits until the plan is there.
 
     the first time in a round   at once: who was cut off alone has gone on by itself, and must be followed
     again                       after as many timers of the present attempt as the other members have turns, nearly
+    who is in quarantine        never: only this peer's own timers come to what it leads, after all settled members
 
 Else a member that skips to attempt after attempt that it leads, and falls silent, would stop the round for ever; with
 this the others' turns come, whoever of a minority does so. What is not heard now is said again, and this peer's own
@@ -88,7 +89,7 @@ from weft.peer.round.merge import RoundMerger
 from weft.peer.round.timers import Timers
 from weft.peer.round.works import Works
 from weft.sync.governance import binds, legacy_tokens
-from weft.sync.records import messages
+from weft.sync.records import messages, quarantine
 from weft.sync.records.acts import Warrant
 from weft.sync.records.charter import Charter
 from weft.sync.round.groups import is_true
@@ -312,6 +313,8 @@ class Leaps:
             or message.attempt <= state.attempt
         ):
             return True
+        if sender in quarantine.members(state.base.charter):
+            return False
         if (led_at := self._led_at.get(sender)) is None:
             return True
         turns_s = SLACK * (len(state.base.electorate) - 1) * self._progress_s()

@@ -1,7 +1,8 @@
 """What members have found of each other's work, until a manifest deals with it: pure.
 
     kept       one letter of a member on one work, while it can come to something
-    warrants   what more than half of the electorate has found, for the next manifest
+    warrants   what more than half of the electorate has found, for the next manifest; of what a member in quarantine
+               has brought, what more than half of the settled members have found right
     still      what can come to something after a round
 
 Who has left or was struck out is counted no more: verdicts are of who has a vote when they are counted.
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from weft.ids import Digest, PeerId, Round, short
 from weft.sync import governance
 from weft.sync.governance import Void
-from weft.sync.records import acts
+from weft.sync.records import acts, quarantine
 from weft.sync.records.charter import UNANSWERED_FOR
 from weft.sync.records.messages import Base
 from weft.wire import Signed, claimed
@@ -50,6 +51,9 @@ def kept(cast: Cast, base: Base, letter: Signed) -> Cast:
         return cast
     if verdict.run != base.run or voter not in base.electorate or voter == verdict.peer:
         raise Void("only other members of this run judge a member's work")
+    is_right = judged.outcome == "equal"
+    if is_right and voter not in quarantine.settled(base.charter, base.electorate):
+        raise Void("who is in quarantine itself clears nobody")
     if not may_judge(base, judged):
         raise Void("it finds no fault, or the fault is dealt with")
     if sum(voter in each for each in cast.values()) >= MAX_VERDICTS:
@@ -64,8 +68,10 @@ def still(cast: Cast, base: Base) -> Cast:
 
 def may_judge(base: Base, judged: Judged) -> bool:
     """Return whether a verdict can still come to something."""
-    if judged.peer not in base.electorate or judged.outcome == "equal" or not base.charter.audits:
+    if judged.peer not in base.electorate or not base.charter.audits:
         return False
+    if judged.outcome == "equal":
+        return quarantine.awaits(base.charter, judged.peer, judged.round, judged.work)
     judged_for = JUDGED_FOR if judged.outcome == "differs" else UNANSWERED_FOR
     if not base.round - judged_for <= judged.round < base.round:
         return False
@@ -82,8 +88,11 @@ def warrants(cast: Cast, base: Base) -> list[acts.Warrant]:
         mine = dict(cast[judged])
         if judged.outcome == "unanswered":
             mine = {**cast.get(judged._replace(outcome="differs"), {}), **mine}
-        voters = who_counts(mine, base)
-        if governance.is_majority(len(voters), len(base.electorate)):
+        voters, judges = who_counts(mine, base), base.electorate
+        if judged.outcome == "equal":
+            judges = tuple(quarantine.settled(base.charter, base.electorate))
+            voters = [each for each in voters if each in judges]
+        if governance.is_majority(len(voters), len(judges)):
             found.append(acts.Warrant(letters=tuple(mine[voter] for voter in voters)))
     return found
 

@@ -14,7 +14,7 @@ from weft.ids import Digest, PeerId, Round, short
 from weft.keys import verify
 from weft.net.node import Node
 from weft.peer.chain import Chain
-from weft.sync.records.messages import Base, Counted, Manifest, Ready, payload_of
+from weft.sync.records.messages import Base, Counted, Manifest, Ready, payload_of, works_in
 from weft.sync.records.work import Work
 from weft.wire import Buffer, Signed, Verify, decode, digest_of, encode, unseal
 
@@ -101,7 +101,7 @@ class Works:
         return None if found is None else found[1]
 
     def has(self, manifest: Manifest) -> bool:
-        return all(Digest(each.work) in self._kept for each in manifest.contributions if each.work is not UNSET)
+        return all(name in self._kept for _, name in works_in(manifest))
 
     async def find(self, manifest: Manifest, sender: PeerId) -> None:
         """Ask for the works that a manifest names and that are not here, of its sender first.
@@ -109,12 +109,11 @@ class Works:
         Raises:
             PayloadError: nobody has one, or it is not of what the manifest counts.
         """
-        for each in manifest.contributions:
-            if each.work is UNSET:
-                continue
-            work = self.known(Digest(each.work)) or await self.fetch(Digest(each.work), (sender, each.peer))
-            if work is None or not self._is_of(each, work):
-                raise PayloadError(f"nobody shows how {short(each.peer)} came to what it brings")
+        counted = {each.peer: each for each in manifest.contributions}
+        for peer, name in works_in(manifest):
+            work = self.known(name) or await self.fetch(name, (sender, peer))
+            if work is None or not self._is_of(peer, name, work, counted.get(peer)):
+                raise PayloadError(f"nobody shows how {short(peer)} came to what it brings")
 
     async def fetch(self, name: Digest, holders: Iterable[PeerId]) -> Work | None:
         """Return a work that one of these has, or any other that is linked; None: nobody."""
@@ -125,9 +124,13 @@ class Works:
                     return self.keep(decode(data, Signed))
         return None
 
-    def _is_of(self, counted: Counted, work: Work) -> bool:
-        is_its_own = (work.peer, work.payload) == (counted.peer, counted.payload) and work.tokens >= counted.tokens
-        return is_its_own and self._may_count(self._chain.base, Digest(counted.work or ""), work)
+    def _is_of(self, peer: PeerId, name: Digest, work: Work, counted: Counted | None) -> bool:
+        """
+        Args:
+            counted: as the manifest counts it; None: it only names it.
+        """
+        is_right = counted is None or (work.payload == counted.payload and work.tokens >= counted.tokens)
+        return is_right and work.peer == peer and self._may_count(self._chain.base, name, work)
 
     def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
         found = self._kept.get(wanted)

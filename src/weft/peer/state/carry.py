@@ -82,6 +82,7 @@ class Carry:
         self.offered: tuple[Digest, ...] | None = None  # the payload announced in the present round
         self.offered_to: PeerId | None = None  # the aggregator, if it was through one
         self.is_restored = False  # from a checkpoint: rounds after it may have counted it
+        self.is_held = False  # others look at what was offered, and count those very bytes
 
     @property
     def sends_gradient(self) -> bool:
@@ -169,7 +170,10 @@ class Carry:
         codec = self._replica.config.method.codec
         is_new = isinstance(codec, RandomKConfig) or not method.basis.is_orthonormal
         variant = round if is_new else scope.fragment(round), is_gossip, codec
-        if self._encoded is None or (self._encoded.parts, self._encoded.variant) != (parts, variant):
+        known = self._encoded
+        if known is not None and self.is_held and (known.parts, known.variant[1:]) == (parts, variant[1:]):
+            return known.payload
+        if known is None or (known.parts, known.variant) != (parts, variant):
             trained = self._leased() if self._gradient is None else self._gradient
             if is_gossip and self.mixing is not None:
                 self._encoded = _Encoded(parts, round, variant, (self.mixing.payload(trained, round),), None)
@@ -183,8 +187,8 @@ class Carry:
             encoded, left = encode_payload(method, scope, state, delta, self._error, parts, round)
             if left is not None and method.choices.error == "local":
                 left = delta - left
-            self._encoded = _Encoded(parts, round, variant, tuple(map(named, encoded)), left)
-        return self._encoded.payload
+            known = self._encoded = _Encoded(parts, round, variant, tuple(map(named, encoded)), left)
+        return known.payload
 
     @property
     def error(self) -> Float32[Tensor, " num"] | None:
@@ -241,7 +245,7 @@ class Carry:
             fate: of what was offered, where it is not counted.
             met: whom this peer meets, where the round is a gossip round.
         """
-        self._num_travelling = self._num_travelling + 1 if fate == "travelling" else 0
+        self._num_travelling = self._num_travelling + 1 if fate == "travelling" and self.due else 0
         if is_counted and self.offered is None:
             if self.is_restored:
                 self.ahead, self._mark = Tokens(0), None
@@ -387,7 +391,8 @@ class Carry:
 
     def _drop(self) -> None:
         """Forget what is due, because it is counted or can no longer be."""
-        self._gradient, self._gradient_tokens, self._num_missed, self._encoded = None, 0, 0, None
+        self._gradient, self._gradient_tokens, self._encoded = None, 0, None
+        self._num_missed = self._num_travelling = 0
         self.tokens = self.ahead
         self.is_restored = False
 

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from weft.ids import PeerId, Round, RunId
 from weft.net.membership.full_mesh import MAX_MEMBERS
-from weft.net.messages import HexPeer
+from weft.net.messages import HexDigest, HexPeer
 from weft.sync.method.choices import Choices
 from weft.sync.method.schedule import ScheduleConfig
 from weft.sync.records.acts import MAX_TOKENS, BatchSize, SeqLen, Succeed, TotalTokens, Weighed
@@ -23,6 +23,7 @@ MIN_ELECTORS = 3  # of two, no majority outlives one
 MAX_STEWARDS = 16  # people, not machines
 MAX_UNANSWERED = 2  # rounds of which a member may leave audits unanswered: with the third it is removed
 UNANSWERED_FOR = 40  # rounds, after which one is forgotten
+MAX_QUARANTINE = 1000  # works of a newcomer that wait
 MAX_BANNED = 256  # keys; a run that has to ban more should admit by key
 # Of one peer: their ids fill 128 MiB, and no single machine steps on so many at once.
 MAX_TOKENS_PER_STEP = 1 << 24
@@ -98,6 +99,19 @@ class AuditTerms(Record, frozen=True, kw_only=True):
 
     rate: Annotated[float, Meta(gt=0, le=1)]  # the chance that a contribution is audited by somebody
     trace_every: Annotated[int, Meta(ge=1, le=100_000)]  # inner steps from one state that is named to the next
+    quarantine: Annotated[int, Meta(ge=1, le=MAX_QUARANTINE)] | UnsetType = (
+        UNSET  # works of a newcomer that wait; unset: none
+    )
+
+
+class Quarantined(Record, frozen=True, kw_only=True):
+    """A member whose works count once others have found nothing wrong with them: `weft.sync.records.quarantine`."""
+
+    peer: HexPeer
+    left: Annotated[int, Meta(ge=1, le=MAX_QUARANTINE)]  # works that have to be counted so
+    work: HexDigest | UnsetType = UNSET  # that waits; unset: none does
+    round: Annotated[Round, Meta(ge=0, le=1 << 53)] | UnsetType = UNSET  # whose manifest names it
+    is_cleared: bool | UnsetType = UNSET  # nothing wrong was found: it may count; unset: it may not yet
 
 
 class Charter(Record, frozen=True, kw_only=True):
@@ -122,6 +136,9 @@ class Charter(Record, frozen=True, kw_only=True):
     audits: AuditTerms | UnsetType = UNSET  # unset: nobody's work is audited
     unanswered: Annotated[tuple[Unanswered, ...], Meta(max_length=MAX_BANNED)] | UnsetType = UNSET  # ascending
     false_works: Annotated[tuple[FalseWork, ...], Meta(max_length=MAX_BANNED)] | UnsetType = UNSET  # as they were found
+    quarantined: Annotated[tuple[Quarantined, ...], Meta(min_length=1, max_length=MAX_MEMBERS)] | UnsetType = (
+        UNSET  # ascending
+    )
 
     def leased_tokens(self, cursor: int) -> int:
         """Return the tokens of all leases before `cursor`."""

@@ -146,6 +146,13 @@ class Entry(Record, frozen=True, kw_only=True):
     past: Annotated[bytes, Meta(max_length=MAX_DEPTH * HASH_NBYTES)]  # tops over the headers of all rounds before
 
 
+class HeldWork(Record, frozen=True, kw_only=True):
+    """What a member in quarantine has brought, for others to look at before it counts."""
+
+    peer: HexPeer
+    work: HexDigest  # of its signed `Work`
+
+
 class Manifest(Record, frozen=True, kw_only=True):
     """What a round counted, and what holds for the next. Manifests form a chain; its head is the state's identity."""
 
@@ -173,6 +180,9 @@ class Manifest(Record, frozen=True, kw_only=True):
     is_gossip: bool = False  # neighbours took each other's payloads, and nothing was merged for all
     entry: Entry | UnsetType = UNSET  # unset: the run's rounds are not recorded
     counters: _Countered | UnsetType = UNSET  # whose false work is taken out again; unset: nobody's
+    held: Annotated[tuple[HeldWork, ...], Meta(min_length=1, max_length=MAX_MEMBERS)] | UnsetType = (
+        UNSET  # ascending by peer
+    )
 
     @property
     def has_result(self) -> bool:
@@ -475,6 +485,12 @@ def own_work(manifest: Manifest, peer: PeerId) -> Counted | None:
     """Return the same, unless it is a legacy, which leaves what the peer carries as it is."""
     found = counted_of(manifest, peer)
     return None if found is None or found.legacy is not None else found
+
+
+def works_in(manifest: Manifest) -> list[tuple[PeerId, Digest]]:
+    """Return the works that a manifest names, and whose they are: those that it counts, and those that wait."""
+    counted = [(PeerId(each.peer), Digest(each.work)) for each in manifest.contributions if each.work]
+    return counted + [(PeerId(each.peer), Digest(each.work)) for each in manifest.held or ()]
 
 
 def manifest_in(message: AnyRoundMessage) -> Manifest | None:

@@ -21,7 +21,7 @@ messages that depend on it.
 """
 
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import assert_never
 
 import msgspec
@@ -29,15 +29,16 @@ from msgspec import UNSET, UnsetType
 
 from weft.ids import Attempt, Digest, PeerId, Tokens
 from weft.sync.governance import accused, countable, enacted, in_effect
-from weft.sync.records import messages
+from weft.sync.records import messages, quarantine
 from weft.sync.records.acts import MAX_ACTS, Warrant
+from weft.sync.records.charter import Charter
 from weft.sync.records.counters import planned
 from weft.sync.records.messages import claims_in, counted
 from weft.sync.records.tuning import chosen
 from weft.sync.round import machine, rules
 from weft.sync.round.groups import is_true
 from weft.sync.round.neighbours import NOTHING, is_own
-from weft.sync.round.shares import contribution, lease, shares, uplinks, without_lease
+from weft.sync.round.shares import contribution, lease, shares, uplinks, uplinks_as_before, without_lease
 from weft.wire import digest_of
 
 # Who was cut off alone has gone on by itself, and the others must be able to follow it: by one attempt in two minutes
@@ -367,19 +368,41 @@ def make_plan(state: machine.State) -> machine.Result:
         return state, ()
     struck = _struck_out(state.acts)
     absent = state.suspected | state.gone | state.farewells.keys() | struck
-    usable = {peer for peer in state.ready if peer in state.base.electorate} - state.unusable - struck
+    ready = {peer for peer in state.ready if peer in state.base.electorate} - state.unusable - struck
+    usable = ready - _held_back(state)
     if not usable:
         return state, ()
-    waiting_for = set(state.base.electorate) - usable - absent - state.unusable - set(state.base.newcomers)
+    waiting_for = set(state.base.electorate) - ready - absent - state.unusable - set(state.base.newcomers)
     waiting_for -= state.passing | set(state.base.resting)
     if state.base.charter.settings.method.wait == "ready":
         waiting_for = set()
     if waiting_for and not state.is_grace_over:
-        is_grace_due = rules.is_under_way(state.base, usable | state.unusable | state.passing, state.farewells)
+        is_grace_due = rules.is_under_way(state.base, ready | state.unusable | state.passing, state.farewells)
         return state, (machine.SetTimer(timer="grace", attempt=state.attempt),) if is_grace_due else ()
     plan = new_plan(state, usable, absent)
     has_work = any(each.tokens for each in plan.contributions)  # of nothing there is no mean
     return follow(state, plan, state.me) if has_work else (state, ())
+
+
+def _held_back(state: machine.State) -> set[PeerId]:
+    """Return whose announcements the round does not count, because they are in quarantine."""
+    if _is_lifted(state):
+        return set()
+    charter = state.base.charter
+    return {peer for peer, brought in state.ready.items() if not quarantine.may_count(charter, brought)}
+
+
+def _is_lifted(state: machine.State) -> bool:
+    return quarantine.is_lifted(state.base, state.gone | state.farewells.keys())
+
+
+def _held(state: machine.State, plan: messages.Collect, members: Sequence[PeerId]) -> tuple[messages.HeldWork, ...]:
+    """Return what a manifest holds of what was announced: it counts once others have looked at it."""
+    charter = state.base.charter
+    brought = [each for peer in quarantine.members(charter) if (each := state.ready.get(peer)) is not None]
+    others = set(members) - {each.peer for each in plan.contributions}
+    able = [each for each in brought if each.peer in others and quarantine.may_be_held(charter, each)]
+    return tuple(messages.HeldWork(peer=each.peer, work=each.work) for each in able if each.work is not UNSET)
 
 
 def give_up(state: machine.State, peer: PeerId) -> machine.Result:
@@ -428,11 +451,12 @@ def new_plan(state: machine.State, usable: set[PeerId], absent: Set[PeerId]) -> 
 
 
 def _merging(state: machine.State, able: set[PeerId], absent: Set[PeerId], turn: int) -> list[PeerId]:
-    base = state.base
+    base, new = state.base, set() if _is_lifted(state) else {*quarantine.members(state.base.charter)}
+    able = able - new
     present = sorted(able - state.relayed) or sorted(able) or [state.me]
     owners = [present[(part + turn) % len(present)] for part in range(base.num_parts)]
     if not turn and base.num_parts == len(base.electorate):
-        away = absent | state.relayed | set(base.newcomers)
+        away = absent | state.relayed | set(base.newcomers) | new
         owners = [other if peer in away else peer for peer, other in zip(base.electorate, owners, strict=True)]
     return owners
 
@@ -447,7 +471,7 @@ def _answering(base: messages.Base, usable: set[PeerId], turn: int) -> list[Peer
 
 def _awaited(state: machine.State, usable: set[PeerId], absent: Set[PeerId]) -> tuple[PeerId, ...]:
     base = state.base
-    not_awaited = {*base.newcomers, *base.resting, *state.passing}
+    not_awaited = {*base.newcomers, *base.resting, *state.passing, *quarantine.members(base.charter)}
     return tuple(sorted(set(base.electorate) - usable - absent - not_awaited))
 
 
@@ -568,10 +592,12 @@ def new_manifest(state: machine.State, plan: messages.Collect) -> messages.Manif
     newcomers = state.joiners - set(base.electorate) - set(after.charter.banned)
     joined = tuple(sorted(newcomers)[: max(room, 0)])
     members = tuple(sorted((set(base.electorate) - set(left)) | set(joined)))
-    trained = without_lease(base, after.charter, members, plan.contributions)
-    wanted = shares(after.charter, trained, state.speeds, claims_in(plan))
-    leased = lease(base, after.charter, plan.contributions, {**dict.fromkeys(members, 0), **wanted})
+    held = _held(state, plan, members)
     contributions = tuple(map(counted, plan.contributions))
+    charter = quarantine.after(after.charter, base.round, members, joined, contributions, held)
+    trained = without_lease(base, charter, members, plan.contributions)
+    wanted = shares(charter, trained, state.speeds, claims_in(plan))
+    leased = lease(base, charter, plan.contributions, {**dict.fromkeys(members, 0), **wanted})
     return messages.Manifest(
         run=base.run,
         branch=base.branch,
@@ -586,7 +612,7 @@ def new_manifest(state: machine.State, plan: messages.Collect) -> messages.Manif
             for part, owner in enumerate(plan.owners)
         ),
         members=members,
-        uplinks=uplinks(base, members, {*joined, *state.relayed}, state.uplinks),
+        uplinks=_uplinks(state, charter, members, joined),
         joined=joined,
         left=left,
         leases=leased.leases,
@@ -595,12 +621,25 @@ def new_manifest(state: machine.State, plan: messages.Collect) -> messages.Manif
         leased_again=leased.leased_again,
         committed_tokens=Tokens(base.committed_tokens + sum(c.tokens for c in plan.contributions)),
         acts=acts,
-        charter=digest_of(after.charter),
+        charter=digest_of(charter),
         tuned=tuned,
         is_gossip=base.is_gossip,
         entry=messages.entry_of(base, contributions),
         counters=out,
+        held=held or UNSET,
     )
+
+
+def _uplinks(
+    state: machine.State, charter: Charter, members: Sequence[PeerId], joined: Sequence[PeerId]
+) -> tuple[int, ...]:
+    """
+    Args:
+        charter: after the manifest.
+    """
+    if quarantine.is_cut_as_before(charter, state.base.round):
+        return uplinks_as_before(state.base, members)
+    return uplinks(state.base, members, {*joined, *state.relayed, *quarantine.members(charter)}, state.uplinks)
 
 
 def propose(state: machine.State, manifest: messages.Manifest) -> machine.Result:
@@ -618,6 +657,8 @@ def propose(state: machine.State, manifest: messages.Manifest) -> machine.Result
 
 def accept(state: machine.State, sender: PeerId, propose: messages.Propose) -> machine.Result:
     if sender != rules.leader(state.base, propose.attempt) or not rules.is_successor(state.base, propose.manifest):
+        return state, ()
+    if quarantine.is_put_out(state.base, state.me, propose.manifest):
         return state, ()
     if not rules.may_accept(state.durable, propose.attempt, propose.manifest):
         return state, refuse(state, sender, propose.attempt) if propose.attempt < state.durable.promised else ()

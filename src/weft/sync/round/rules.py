@@ -11,7 +11,8 @@ from msgspec import UNSET
 
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId
 from weft.rng import order_key
-from weft.sync.governance import Enacted, Void, countable, enacted
+from weft.sync.governance import Enacted, Void, countable, enacted, with_members
+from weft.sync.records import quarantine
 from weft.sync.records.counters import are_due
 from weft.sync.records.messages import Base, Brought, Collect, Goodbye, Manifest, Vote, work_of
 from weft.sync.round.neighbours import is_sound_gossip, is_well_dealt, no_results
@@ -31,21 +32,21 @@ class Durable(Record, frozen=True, kw_only=True):
 def leader(base: Base, attempt: Attempt) -> PeerId:
     """Return who leads `attempt`: members take turns in an order that nobody can choose.
 
-    Newcomers come last: they may still be fetching what was decided before they were counted in.
+    Newcomers come last: they may still be fetching what was decided before they were counted in. So do those that are
+    in quarantine.
     """
-    order = _order(base.run, base.branch, base.round, base.electorate, base.newcomers)
+    last = {*base.newcomers, *quarantine.members(base.charter)}
+    order = _order(base.run, base.branch, base.round, base.electorate, tuple(sorted(last)))
     return order[attempt % len(order)]
 
 
 @lru_cache(maxsize=64)  # asked with every message of a round
 def _order(
-    run: RunId, branch: BranchId, round: Round, electorate: tuple[PeerId, ...], newcomers: tuple[PeerId, ...]
+    run: RunId, branch: BranchId, round: Round, electorate: tuple[PeerId, ...], last: tuple[PeerId, ...]
 ) -> tuple[PeerId, ...]:
-    settled = (peer for peer in electorate if peer not in newcomers)
+    first = (peer for peer in electorate if peer not in last)
     return tuple(
-        peer
-        for group in (settled, newcomers)
-        for peer in sorted(group, key=lambda peer: order_key(run, branch, round, peer))
+        peer for group in (first, last) for peer in sorted(group, key=lambda peer: order_key(run, branch, round, peer))
     )
 
 
@@ -103,7 +104,8 @@ def is_successor(base: Base, manifest: Manifest) -> bool:
     """
     peers = [contribution.peer for contribution in manifest.contributions]
     try:
-        after = enacted(base, manifest.acts, manifest.contributions, manifest.tuned, manifest.counters)
+        done = enacted(base, manifest.acts, manifest.contributions, manifest.tuned, manifest.counters)
+        after = with_members(done, manifest)
     except Void:
         return False
     is_in_place = (manifest.run, manifest.branch, manifest.round) == (base.run, base.branch, base.round)
@@ -127,6 +129,7 @@ def is_successor(base: Base, manifest: Manifest) -> bool:
         and manifest.committed_tokens == base.committed_tokens + sum(each.tokens for each in manifest.contributions)
         and _has_right_entry(base, manifest)
         and _have_right_works(base, manifest.contributions)
+        and quarantine.is_kept(base, manifest)
     )
 
 
@@ -160,7 +163,8 @@ def _has_right_members(base: Base, manifest: Manifest, enacted: Enacted) -> bool
 
 
 def _may_await(base: Base, awaited: tuple[PeerId, ...], contributors: list[PeerId]) -> bool:
-    return list(awaited) == sorted(set(awaited) & set(base.electorate) - set(contributors))
+    may = set(base.electorate) - set(contributors) - set(quarantine.members(base.charter))
+    return list(awaited) == sorted(set(awaited) & may)
 
 
 def is_well_cut(base: Base, peer: PeerId, parts: Sequence[Digest]) -> bool:

@@ -43,7 +43,8 @@ How large a part of the vector each member owns: in proportion to its uplink.
 An owner sends its merged part to everybody, so who sends slower must own less, or all wait for it. Who sends eight
 times slower owns nothing: its uplink is busy with its own payload. Levels are coarse, and one that was given stays as
 long as the measured one is within a factor of four: leaders take turns and measure for themselves, and a payload whose
-upload takes several rounds must be cut alike in all of them.
+upload takes several rounds must be cut alike in all of them. While something of who is in quarantine waits, and not for
+long, all levels stay: it has to be the same bytes when it counts.
 """
 
 import math
@@ -58,7 +59,7 @@ from weft.data.assign import Lease, leases, release
 from weft.ids import PeerId, Tokens
 from weft.rng import order_key
 from weft.sync.method.choices import AmongConfig, SampleConfig
-from weft.sync.records import messages
+from weft.sync.records import messages, quarantine
 from weft.sync.records.acts import Weighed
 from weft.sync.records.charter import Charter
 from weft.wire import digest_of
@@ -299,15 +300,22 @@ def uplinks(
     """Return the level of each of `members`, in their order.
 
     Args:
-        idle: who is to own nothing: newcomers, and who is reached through others.
+        idle: who is to own nothing: newcomers, who is in quarantine, and who is reached through others.
         rates: of members, in bytes per second, positive, as far as they were measured.
     """
     members = tuple(members)
     fastest = max((rates[peer] for peer in members if peer in rates), default=0.0)
     settled = zip(base.electorate, base.uplinks, strict=False)
-    before = {peer: level for peer, level in settled if peer not in base.newcomers}
+    new = {*base.newcomers, *quarantine.members(base.charter)}
+    before = {peer: level for peer, level in settled if peer not in new}
     levels = {peer: _level(rates[peer] / fastest) for peer in members if peer in rates}
     return tuple(0 if peer in idle else _next(before.get(peer), levels.get(peer)) for peer in members)
+
+
+def uplinks_as_before(base: messages.Base, members: Iterable[PeerId]) -> tuple[int, ...]:
+    """Return the levels that the members of this round have; who is new has none."""
+    before = dict(zip(base.electorate, base.uplinks, strict=False))
+    return tuple(before.get(peer, 0) for peer in members)
 
 
 def _level(ratio: float) -> int:

@@ -12,6 +12,7 @@ from unit.store.test_rounds import KEYS, MEMBERS, RUN, chain, kept
 from weft.ids import Round, short
 from weft.store.rounds import RoundsFile
 from weft.sync.records.acts import Finding, Warrant
+from weft.sync.records.messages import HeldWork
 from weft.sync.records.proof import WorkProof
 from weft.wire import decode, encode, seal
 
@@ -63,6 +64,23 @@ def test_what_a_round_decided_is_shown(weft: Weft, home: Path) -> None:
     (shown,) = json.loads(weft("--home", home, "ledger", "show", RUN[:8], "--round", 6, "--json").out)["rounds"]
     assert shown["decided"] == [{"kind": "strike out", "subject": liar, "by": others, "reason": "no such step"}]
     assert {each["work"] for each in shown["counted"]} == {"cd" * 32}
+
+
+def test_what_waits_of_newcomers_and_what_was_cleared_is_shown(weft: Weft, home: Path) -> None:
+    path = home / "runs" / RUN / ME / "rounds.db"
+    manifest = RoundsFile(path).manifest(6)
+    assert manifest is not None
+    new, *others = MEMBERS
+    found = Finding(run=RUN, peer=new, round=Round(5), work="ab" * 32, before=0, outcome="equal")
+    warrant = Warrant(letters=tuple(seal(KEYS[peer], found) for peer in others))
+    RoundsFile(path).put(replace(manifest, acts=(warrant,), held=(HeldWork(peer=new, work="cd" * 32),)), None)
+    lines = weft("--home", home, "ledger", "show", RUN[:8], "--round", 6).out.splitlines()
+    by = ", ".join(map(short, others))
+    assert lines[-2:] == [f"  waits     {new}  work cdcdcdcd", f"  cleared   {new}  work abababab, by {by}"]
+    (shown,) = json.loads(weft("--home", home, "ledger", "show", RUN[:8], "--round", 6, "--json").out)["rounds"]
+    assert shown["waits"] == [{"peer": new, "work": "cd" * 32}]
+    assert shown["cleared"] == [{"peer": new, "work": "ab" * 32, "by": others}]
+    assert shown["decided"] == []
 
 
 def test_what_was_counted_of_each_is_added_up(weft: Weft, home: Path) -> None:

@@ -7,12 +7,12 @@ from msgspec.structs import replace
 from charters import charter
 from unit.peer.snapshots import manifest
 from weft.events import Event
-from weft.ids import Digest, Round
+from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.audit.heads import Heads
 from weft.store.index import StateIndex, VectorIndex
 from weft.sync.merge.method import OUTER
-from weft.sync.records.messages import Manifest
-from weft.wire import digest_of
+from weft.sync.records.messages import Counted, HeldWork, Manifest
+from weft.wire import digest, digest_of
 
 STATE = StateIndex(vectors=(VectorIndex(name=OUTER, num=0, chunks=()),))
 
@@ -55,3 +55,17 @@ def test_short_rounds_are_recent_for_some_time(tmp_path: Path) -> None:
     heads = noted(tmp_path / "heads.bin", *a_row(20))
     assert heads.is_recent(Round(5), Round(19), 8, 60.0, 50.0)
     assert not heads.is_recent(Round(5), Round(19), 8, 60.0, 66.0)
+
+
+def test_a_work_waits_in_one_round_and_counts_in_another(tmp_path: Path) -> None:
+    work, row = digest(b"work"), a_row(4)
+    peer = PeerId("ab" * 32)
+    row[1] = replace(row[1], held=(HeldWork(peer=peer, work=work),))
+    brings = Counted(peer=peer, tokens=Tokens(8), payload=digest(b"payload"), work=work)
+    row[3] = replace(row[3], contributions=(brings,))
+    heads = noted(tmp_path / "heads.bin", *row[:2])
+    assert (heads.held_in(work), heads.counted_in(work)) == (1, None)
+    heads = noted(tmp_path / "heads.bin", *row[2:])
+    assert (heads.held_in(work), heads.counted_in(work)) == (1, 3)
+    heads.forget()
+    assert (heads.held_in(work), heads.counted_in(work)) == (None, None)

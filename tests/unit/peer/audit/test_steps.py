@@ -15,7 +15,7 @@ from weft.errors import DataError
 from weft.ids import PeerId, Round
 from weft.model.initial import initial_vector
 from weft.peer.audit.heads import Head
-from weft.peer.audit.steps import LOCAL, repeat, state_of
+from weft.peer.audit.steps import LOCAL, Away, repeat, state_of
 from weft.peer.chain import genesis, open_branch
 from weft.run.amend import first_charter
 from weft.run.machine import PeerConfig
@@ -81,3 +81,11 @@ def test_steps_that_a_lease_does_not_have_are_refused(tmp_path: Path, first: int
     one = trainer(tmp_path)
     with pytest.raises(DataError, match="has no"):
         repeat(one, RUN, head(), segment(holder), copied(state_of(one)), None, 0, first, num)
+
+
+def test_a_trainer_that_has_not_started_makes_no_steps_of_others_yet(tmp_path: Path) -> None:
+    """A peer that was just started again may be asked at once."""
+    made = Trainer(RUN, PeerConfig(device="cpu", threads=1), batches(tmp_path), lambda _event: None, VirtualClock())
+    state = {LOCAL: initial_vector(RUN.model, RUN.seed)}
+    with pytest.raises(Away):
+        repeat(made, RUN, head(), segment(), state, state[LOCAL], 0, 0, 1)

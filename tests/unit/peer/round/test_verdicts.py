@@ -17,7 +17,7 @@ from weft.peer.round.verdicts import MAX_VERDICTS, kept, still, warrants
 from weft.store import home
 from weft.sync.governance import Void
 from weft.sync.records.acts import Finding, Outcome
-from weft.sync.records.charter import AuditTerms, Struck, Unanswered
+from weft.sync.records.charter import AuditTerms, Quarantined, Struck, Unanswered
 from weft.sync.records.messages import Base
 from weft.wire import Signed, digest, seal
 
@@ -77,6 +77,29 @@ def test_one_member_has_no_more_than_so_many_verdicts() -> None:
     full = cast(*(found(OTHERS[0], work=digest(b"%d" % number)) for number in range(MAX_VERDICTS)))
     with pytest.raises(Void, match="wait already"):
         kept(full, AUDITED, found(OTHERS[0]))
+
+
+def waiting(**more: Any) -> Base:
+    """Return the round in which what one member in quarantine has brought waits, and another is in it, too."""
+    mine = Quarantined(peer=ACCUSED.peer, left=2, work=WORK, round=Round(4), **more)
+    both = tuple(sorted((mine, Quarantined(peer=OTHERS[0].peer, left=1)), key=lambda each: each.peer))
+    return replace(AUDITED, charter=replace(AUDITED.charter, quarantined=both))
+
+
+def test_more_than_half_of_the_settled_members_clear_what_waits() -> None:
+    base = waiting()
+    one, both = cast(found(OTHERS[1], "equal"), base=base), [found(each, "equal") for each in OTHERS[1:]]
+    assert signers(one, base) == []
+    assert signers(cast(*both, base=base), base) == [sorted(each.peer for each in OTHERS[1:])]
+    with pytest.raises(Void, match="in quarantine itself"):
+        cast(found(OTHERS[0], "equal"), base=base)
+
+
+@pytest.mark.parametrize("base", [AUDITED, waiting(is_cleared=True)], ids=["settled", "cleared"])
+def test_where_nothing_waits_what_is_right_is_not_told(base: Base) -> None:
+    with pytest.raises(Void, match="finds no fault"):
+        cast(found(OTHERS[1], "equal"), base=base)
+    assert still(cast(found(OTHERS[1], "equal"), base=waiting()), base) == {}
 
 
 def pending(folder: Path, base: Base, events: list[Event]) -> PendingActs:

@@ -15,7 +15,7 @@ from weft.keys import Identity
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.round.works import MAX_KEPT, Works
 from weft.sync.records.charter import AuditTerms
-from weft.sync.records.messages import Base, Counted, Manifest, Ready, next_base, payload_of
+from weft.sync.records.messages import Base, Counted, HeldWork, Manifest, Ready, next_base, payload_of
 from weft.sync.records.work import Segment, Work
 from weft.wire import Signed, digest, digest_of, encode, seal
 
@@ -135,6 +135,25 @@ def test_one_that_another_signed_is_not_counted() -> None:
 def counting(name: Digest, tokens: int = 32, payload: Digest | None = None) -> Manifest:
     each = Counted(peer=WHO.peer, tokens=Tokens(tokens), payload=payload or payload_of(PARTS), work=name)
     return replace(OPENING, contributions=(each,))
+
+
+def holding(name: Digest, peer: PeerId = WHO.peer) -> Manifest:
+    return replace(OPENING, held=(HeldWork(peer=peer, work=name),))
+
+
+async def test_a_work_that_waits_is_asked_for_like_one_that_counts() -> None:
+    signed = seal(WHO, work())
+    name = digest_of(signed)
+    works = Works(Others(**{name: encode(signed)}), Chain(OPENING, AUDITED))  # type: ignore[arg-type]
+    assert not works.has(holding(name))
+    await works.find(holding(name), NAMES[3])
+    assert works.has(holding(name))
+    with pytest.raises(PayloadError, match="nobody shows"):
+        await works.find(holding(name, NAMES[2]), NAMES[3])
+    with pytest.raises(PayloadError, match="nobody shows"):
+        await works.find(holding(digest(b"none")), NAMES[3])
+    works.follow(holding(name))
+    assert works.hear(BASE, WHO.peer, ready(signed)), "it has not been counted"
 
 
 async def test_a_work_that_is_missing_is_asked_for_and_handed_on() -> None:

@@ -16,7 +16,7 @@ from weft.peer.state.carry import OVERDUE_ROUNDS, Carry
 from weft.peer.state.replica import Replica
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
-from weft.sync.method.presets import DdpConfig, DiLoCoConfig
+from weft.sync.method.presets import DdpConfig, DiLoCoConfig, PulseConfig
 from weft.sync.records.messages import Counted, payload_of
 from weft.sync.round.machine import Fate
 from weft.training.trainer import Trainer
@@ -60,6 +60,18 @@ def test_who_was_late_twice_hands_in_first_and_whose_payload_was_lost_trains_on(
     for _ in range(OVERDUE_ROUNDS):
         carry.settle(lambda: None, is_counted=False, fate=fate)
     assert carry.is_overdue == (fate != "lost")
+
+
+def test_who_has_nothing_left_to_hand_in_trains(tmp_path: Path) -> None:
+    """What was held of a process before this one, or was dropped since, is offered no more."""
+    carry, _, trainer = carry_of(tiny.run_config(), tmp_path)
+    carry.settle(lambda: None, is_counted=False, fate="travelling")
+    assert not carry.is_overdue
+    carry.add_steps(trainer.train(LEASE, 0, 1))
+    carry.settle(lambda: None, is_counted=False, fate="travelling")
+    assert carry.is_overdue
+    carry.start_over()
+    assert not carry.is_overdue
 
 
 def test_a_commit_that_counted_it_leaves_nothing(tmp_path: Path) -> None:
@@ -259,3 +271,19 @@ def test_what_was_made_once_more_on_samples_that_an_earlier_process_was_counted_
     assert carry.made_twice(counted) == carry.due
     carry.is_restored = True  # and may be what is counted
     assert carry.made_twice(counted) == 0
+
+
+def test_what_others_look_at_is_offered_in_the_same_bytes(tmp_path: Path) -> None:
+    """Of a basis that lets through what the parameters make visible, each round makes others."""
+    run = tiny.run_config(method=PulseConfig(every=2))
+    carry, replica, trainer = carry_of(run, tmp_path)
+    carry.add_steps(trainer.train(LEASE, 0, 1))
+    parts = (range(replica.outer.numel()),)
+    first = carry.encode(parts, 1)[0].digest
+    carry.settle(lambda: halve(replica), is_counted=False, fate="travelling")
+    carry.is_held = True
+    assert carry.encode(parts, 2)[0].digest == carry.encode(parts, 3)[0].digest == first
+    halves = (range(64), range(64, replica.outer.numel()))
+    assert len(carry.encode(halves, 3)) == 2, "cut otherwise, they are others"
+    carry.is_held = False
+    assert carry.encode(parts, 3)[0].digest != first
