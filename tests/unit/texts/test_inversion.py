@@ -9,7 +9,7 @@ from benchmarks._signed_texts import stages_of
 from unit.engine.test_step import CONFIG, text_of, vector_of
 from weft.texts.section import Section, Work, packed
 
-TEXT = text_of(16, 1)
+TEXT = text_of(6, 1)
 PAGES = (0,)
 
 

@@ -143,7 +143,7 @@ def test_who_stopped_reads_how_to_go_on_and_with_which_prompt_to_generate(kept: 
 
 def test_the_last_line_says_how_to_talk_to_what_was_trained() -> None:
     *_, last = try_next("weft --home h", "abc").splitlines()
-    assert last == "  weft --home h serve abc  # to talk to it: open http://127.0.0.1:8000/, or: weft chat"
+    assert last == "  weft --home h serve abc  # to chat: http://127.0.0.1:8000/, or: weft chat"
 
 
 def test_what_nobody_has_trained_is_not_offered_for_use(kept: Kept, tmp_path: Path) -> None:
