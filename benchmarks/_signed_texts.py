@@ -40,7 +40,8 @@ class Cheat(NamedTuple):
         stage: whose member cheats.
         numbers: with which it computes in place of those that it names.
         share: of its layers that it computes.
-        tells: "any" or "second": it tells another token once, any one, or the one that it found next likely.
+        tells: "any" or "second": it tells another token once, any one, or the one that it found next likely. "written":
+            it tells what was written before, whatever is drawn.
         swaps: whether it looks at a page of another text once the prompts are read.
     """
 
@@ -108,12 +109,14 @@ def play(
     cheat: Cheat = HONEST,
     temperature: float = 0.8,
     seed: int = 0,
+    written: Sequence[Sequence[int]] = (),
 ) -> list[SignedText]:
     """Draw `num` tokens of each text, all of them in each step.
 
     Args:
         piece: tokens of a prompt in one step.
         seed: of drawing, and of what a cheat does.
+        written: answers that a cheat tells.
     """
     room = max(num_pages(len(prompt) + num) for prompt in prompts)
     draws = rng.stream(seed, "cheat")
@@ -126,17 +129,22 @@ def play(
     cheated_at = draws.integers(1, num - 1, len(texts))
     for start in range(0, max(map(len, prompts)), piece):
         some = [text for text in texts if text.num_prompt > start]
-        _step(stages, some, [range(start, min(start + piece, text.num_prompt)) for text in some])
+        first = [answer[0] for answer, text in zip(written, texts, strict=True) if text in some] if written else []
+        told = dict.fromkeys(range(len(first)), cheat.tells)
+        _step(stages, some, [range(start, min(start + piece, text.num_prompt)) for text in some], told, first)
     if cheat.swaps:
         for one, other in zip(texts[::2], texts[1::2], strict=True):
             a, b = one.pages[cheat.stage], other.pages[cheat.stage]
             a[0], b[0] = b[0], a[0]
     for at in range(1, num):
         others = {}
-        if cheat.tells:
+        if written:
+            others = dict.fromkeys(range(len(texts)), cheat.tells)
+        elif cheat.tells:
             others = {number: cheat.tells for number, place in enumerate(cheated_at) if place == at}
         rows = [range(len(text.tokens) - 1, len(text.tokens)) for text in texts]
-        _step(stages, texts, rows, others, [int(each) for each in draws.integers(0, stages[-1].vocab_size, len(texts))])
+        tokens = [int(each) for each in draws.integers(0, stages[-1].vocab_size, len(texts))]
+        _step(stages, texts, rows, others, [each[at] for each in written] or tokens)
     for text in texts:
         _sign(text, len(text.tokens) - 1)
     return texts
@@ -211,6 +219,8 @@ def _altered(done: Done, how: str, any_token: Sequence[int], number: int) -> Don
     (drawn,) = done.drawn
     if not how:
         return done
+    if how == "written":
+        return dataclasses.replace(done, drawn=(Drawn(any_token[number]),))
     other = any_token[number] if how == "any" else next(each for each, _ in drawn.likeliest if each != drawn.token)
     return dataclasses.replace(done, drawn=(Drawn(other if other != drawn.token else other ^ 1),))
 

@@ -37,23 +37,32 @@ def complaint(name: str, took_s: float, piece: Callable[[], float]) -> str | Non
     most_s = ALLOWED_S.get(name.partition("[")[0], BUDGET_S)
     if took_s <= most_s:
         return None
-    slowness = max(1.0, piece() / PIECE_S)  # measured only where it matters, and then: a machine has slow minutes
+    slowness = slowness_of(piece)  # measured only where it matters, and then: a machine has slow minutes
     if took_s <= most_s * slowness:
         return None
     slower = f" on a machine that is {slowness:.1f} times slower than meant" if slowness > 1 else ""
     return f"It needs {took_s:.1f} CPU seconds{slower}, of {most_s:g} in this lane: make it cheaper, or mark it `full`."
 
 
-def piece_s() -> float:
-    """Return the CPU time that a fixed piece of computing takes here and now, in seconds: the median of five."""
-    return statistics.median(one_piece_s() for _ in range(5))
+def slowness_of(piece: Callable[[], float]) -> float:
+    """Return how many times slower than a fast machine this one is; 1 on a faster one."""
+    return max(1.0, piece() / PIECE_S)
 
 
-def one_piece_s() -> float:
-    began_s, table = time.process_time(), dict[int, str]()
+def piece_s(clock: Callable[[], float] = time.process_time) -> float:
+    """Return the time that a fixed piece of computing takes here and now, in seconds: the median of five.
+
+    Args:
+        clock: whose time; `time.monotonic`: with what it waits for other processes.
+    """
+    return statistics.median(one_piece_s(clock) for _ in range(5))
+
+
+def one_piece_s(clock: Callable[[], float] = time.process_time) -> float:
+    began_s, table = clock(), dict[int, str]()
     for number in range(200_000):
         table[number % 1000] = str(number)
-    return time.process_time() - began_s
+    return clock() - began_s
 
 
 def cpu_s() -> float:

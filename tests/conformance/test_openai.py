@@ -15,6 +15,7 @@ import pytest
 import uvicorn
 from pydantic import BaseModel
 
+from budget import piece_s, slowness_of
 from unit.chat.test_grammar import schemas
 from unit.engine.test_step import CPU, vector_of
 from unit.serve.scripted import Script, scripted
@@ -41,6 +42,7 @@ PARAMETERS = {
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}]
 ASK: list[Any] = [{"role": "user", "content": "Hello"}]
 
+FREE_S = 1.0  # until the place of who has gone is free, on a machine that does nothing else
 FREE, FREE_KEY = new_key("free")
 SLOW, SLOW_KEY = new_key("slow", requests_per_minute=60)
 
@@ -191,13 +193,20 @@ def test_an_answer_is_parsed_into_a_class(client: openai.OpenAI) -> None:
     assert answer.choices[0].message.parsed == Look(n=7, c="red")
 
 
-def test_a_real_model_keeps_to_strict_schemas(client: openai.OpenAI) -> None:
-    """Those with a pattern or an end that random weights find soon."""
-    for number, schema in list(enumerate(schemas()))[:20:2]:
+SCHEMAS = list(enumerate(schemas()))
+# Random weights end what may end, and write little white space.
+ENDING = {str(ord(letter)): 5 for letter in '"}],'} | {str(ord(letter)): -5 for letter in " \n\r\t"}
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_a_real_model_keeps_to_each_of_fifty_strict_schemas(client: openai.OpenAI, part: int) -> None:
+    assert len(SCHEMAS) == 50
+    for number, schema in SCHEMAS[part::5]:
         format: Any = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, "strict": True}}
         answer = client.chat.completions.create(
-            model="random", messages=ASK, response_format=format, seed=number, max_tokens=300
+            model="random", messages=ASK, response_format=format, seed=number, max_tokens=400, logit_bias=ENDING
         )
+        assert answer.choices[0].finish_reason == "stop"
         jsonschema.validate(json.loads(answer.choices[0].message.content or ""), schema)
 
 
@@ -304,7 +313,9 @@ def test_who_goes_away_frees_pages_within_a_second(server: Server, client: opena
     began_s = time.monotonic()
     while engine.totals.num_held or engine.totals.num_running:
         time.sleep(0.01)
-        assert time.monotonic() - began_s < 30  # a second on a machine that does nothing else
+        assert time.monotonic() - began_s < 60, "its place is never free"
+    took_s = time.monotonic() - began_s
+    assert took_s < FREE_S * slowness_of(lambda: piece_s(time.monotonic))
     assert cast(int, engine.totals.num_held) == 0
 
 

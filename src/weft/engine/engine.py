@@ -18,6 +18,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import ceil
+from pathlib import PurePath
+from traceback import extract_tb
 from typing import Literal, Protocol
 
 import numpy as np
@@ -56,6 +58,15 @@ class Unread(WeftError):
 
     def __init__(self) -> None:
         super().__init__("The answer ends here: it was read too slowly, and too many others wait to be read, too.")
+
+
+class EngineBroken(WeftError):
+    """A fault of weft's own has ended the engine. Its words may hold what was asked, so its kind and place are told."""
+
+    def __init__(self, fault: Exception) -> None:
+        last = extract_tb(fault.__traceback__)[-1]
+        where = f"{type(fault).__name__} at {PurePath(last.filename).name}:{last.lineno}"
+        super().__init__(f"The engine has ended after a fault ({where}). Start the server again.")
 
 
 class Constraint(Protocol):
@@ -285,6 +296,7 @@ class Engine:
         self._behind: dict[_Job, None] = {}  # who has waited longest for its reader first
         self._told: list[tuple[Text, Told]] = []  # of this turn, and not yet to who reads them
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._broken: EngineBroken | None = None
         self.totals = Totals(num_pages=num_pages)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -301,8 +313,11 @@ class Engine:
         Raises:
             ConfigError: as `check`.
             Full: too many wait, and nobody has more texts among them than these would.
+            EngineBroken: a fault has ended the engine.
         """
         check(wanted, self.vocab_size, self.context)
+        if self._broken is not None:
+            raise self._broken
         num_waiting = self.totals.num_waiting + self._num_begun - self._num_counted
         num_free = max(0, ceil(wanted.room * MAX_WAITING - num_waiting))
         waiting = self.totals.waiting  # once: the thread puts another in its place
@@ -316,6 +331,8 @@ class Engine:
         text = Text(wanted, self._cancel, self._go_on, self._clock)
         self._num_begun += 1
         self._asked.put(lambda: self._open(text))
+        if self._broken is not None:  # just now, so that the thread may not have seen this one
+            raise self._broken
         return text
 
     def _cancel(self, text: Text) -> None:
@@ -335,6 +352,18 @@ class Engine:
     # --- on the thread ---
 
     def _run(self) -> None:
+        try:
+            self._turn_until_closed()
+        except Exception as error:  # a fault of weft's own: whoever waits hears of it, now and later
+            self._broken = EngineBroken(error)
+            while not self._asked.empty():
+                asked = self._asked.get()
+                with suppress(Exception):  # what broke may break again
+                    if asked is not None:
+                        asked()
+            Text.tell_all([*self._told, *((text, self._broken) for text in self._by_text)])
+
+    def _turn_until_closed(self) -> None:
         while self._take_asked(is_idle=not self._schedule.num_running + self._schedule.num_waiting):
             self._tell_readers()  # who has cancelled does not wait for a step
             if rows := self._schedule.plan():
@@ -359,6 +388,9 @@ class Engine:
 
     def _open(self, text: Text) -> None:
         self._num_opened += 1
+        if self._broken is not None:
+            self._told.append((text, self._broken))
+            return
         wanted = text.wanted
         if self._schedule.num_waiting >= wanted.room * MAX_WAITING:
             other = who_makes_way(self._schedule.waiting, wanted.key, wanted.room)

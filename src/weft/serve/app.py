@@ -127,6 +127,7 @@ class Front:
             wire = Wire(receive, send, self.limits, {}, self._note)
             try:
                 asker = self._asker(scope, headers)
+                _refuse_packed(headers)
                 length = headers.get("content-length", "0")
                 if length.isdecimal() and int(length) > self.limits.max_body_nbytes:
                     raise _too_long(self.limits)
@@ -386,6 +387,17 @@ async def _in_time(body: Awaitable[bytes]) -> bytes:
 
 def _too_long(limits: Limits) -> Fault:
     return Fault(413, f"The body has more than {limits.max_body_nbytes} bytes.", code="request_too_large")
+
+
+def _refuse_packed(headers: Headers) -> None:
+    """
+    Raises:
+        Fault: the body is compressed, so that it may be of any length.
+    """
+    packed = headers.get("content-encoding", "identity")
+    if packed.strip().lower() not in ("", "identity"):
+        message = f"Bodies that are compressed ({packed[:40]!r}) are not read here. Send it as it is."
+        raise Fault(415, message, code="unsupported_encoding")
 
 
 def _request_id(headers: Headers) -> str:

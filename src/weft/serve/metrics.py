@@ -223,10 +223,11 @@ class _OfEngines:
             for name, what, value in (
                 ("vllm:num_requests_running", "Texts under way.", totals.num_running),
                 ("vllm:num_requests_waiting", "Texts that wait.", totals.num_waiting),
-                ("weft:num_requests_behind", "Texts that wait for clients that read slowly.", totals.num_behind),
+                ("weft_serve_requests_behind", "Texts that wait for clients that read slowly.", totals.num_behind),
                 ("vllm:num_requests_swapped", "None: pages are not moved.", 0),
                 ("vllm:kv_cache_usage_perc", "Share of pages that are held.", used),
                 ("vllm:gpu_cache_usage_perc", "The same, by its former name.", used),
+                ("vllm:cpu_cache_usage_perc", "None: pages are not moved.", 0),
             ):
                 gauges.setdefault(name, GaugeMetricFamily(name, what, labels=_LABELS)).add_metric(labels, value)
             for name, what, value in (
@@ -246,7 +247,11 @@ class _OfEngines:
         yield from gauges.values()
         yield from counters.values()
         yield info
-        yield GaugeMetricFamily("vllm:healthy_pods_total", "Servers behind this address.", value=1)
+        engines = [model.engine for model in self._models.values()]
+        num_members = sum(each.paths.num_serving for each in engines if isinstance(each, Entry))
+        is_alone = any(not isinstance(each, Entry) for each in engines)
+        what = "Members that draw text, or 1: this machine, or the server behind it."
+        yield GaugeMetricFamily("vllm:healthy_pods_total", what, value=num_members + is_alone)
 
 
 def _of_members(engine: Counted) -> Iterator[tuple[str, str, float]]:

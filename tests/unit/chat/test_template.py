@@ -4,7 +4,6 @@ import datetime
 import gc
 import json
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from typing import Any
@@ -15,6 +14,7 @@ import psutil
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from budget import piece_s, slowness_of
 from unit.chat.templates import ALL
 from weft.chat import template as templates
 from weft.chat.template import (
@@ -52,6 +52,7 @@ CALLED = [
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "content": "42", "tool_call_id": "abcdefghi"},
 ]
+ENDLESS_S = 0.05  # of CPU time, that one without end may take on a fast machine
 CHATS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
     "one turn": (TURNS[:1], []),
     "turns": (TURNS, []),
@@ -126,11 +127,23 @@ def test_most_of_them_render_most_chats(all_of_them: dict[str, Template]) -> Non
     ],
 )
 def test_an_endless_template_is_refused(source: str) -> None:
-    template = Template(source)
-    began_s = time.thread_time()
-    with pytest.raises(TemplateFault):
-        template.render(TURNS, wall_s=WALL_S)
-    assert time.thread_time() - began_s < 0.15  # of this thread's computing: 0.03 on a machine that does nothing else
+    """Its process counts what it does, and goes on: it is not ended by the clock."""
+    template, num = Template(source), 3
+    process = child_of(template)
+    before_s = sum(process.cpu_times()[:2])
+    for _ in range(num):
+        with pytest.raises(TemplateFault):
+            template.render(TURNS, wall_s=WALL_S)
+    assert child_of(template) == process
+    took_s = (sum(process.cpu_times()[:2]) - before_s) / num
+    assert took_s < ENDLESS_S * slowness_of(piece_s)
+
+
+def child_of(template: Template) -> psutil.Process:
+    """Return the process that renders."""
+    running = template._process._running
+    assert running is not None, "the clock ended it"
+    return psutil.Process(running.pid)
 
 
 def test_a_template_without_end_says_so() -> None:

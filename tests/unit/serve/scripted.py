@@ -18,7 +18,8 @@ from weft.serve.app import app
 from weft.serve.generation import Model
 from weft.serve.keys import Key, Limits
 
-Script = str | list[Any]  # text, or texts, tokens, exceptions, seconds to wait
+ENDED = object()  # in a script: somebody else ends the text, not who reads it
+Script = str | list[Any]  # text, or texts, tokens, exceptions, seconds to wait, ENDED
 
 
 class ScriptedText:
@@ -53,6 +54,9 @@ class ScriptedText:
         if isinstance(step, float):
             await asyncio.sleep(step)
             return await self.__anext__()
+        if step is ENDED:
+            self._end("cancelled")
+            raise StopAsyncIteration
         step = None if self.wanted.is_mean else step
         if isinstance(step, Exception):
             self._end("cancelled")

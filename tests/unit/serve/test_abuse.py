@@ -1,11 +1,13 @@
 """What strangers may send, each line of it bounded: sizes, counts, time, slow readers; and nothing of it is logged."""
 
 import asyncio
+import gzip
 import json
 import logging
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -148,6 +150,26 @@ async def test_a_body_is_bounded_whether_or_not_its_length_is_told() -> None:
         told = await client.http.post("/v1/chat/completions", content=b"{}", headers={"content-length": "99999999"})
         assert told.status_code == 413
     assert Limits().max_body_nbytes == 4 << 20
+
+
+@pytest.mark.parametrize("how", ["gzip", "deflate", "br", "zstd", "GZIP, gzip"])
+async def test_a_body_that_is_compressed_is_refused_and_not_unpacked(how: str) -> None:
+    model = scripted("x")
+    engine: Any = model.engine
+    plain = json.dumps({"model": "tiny", "messages": [MESSAGE]}).encode()
+    bomb = gzip.compress(bytes(64 << 20))
+    tracemalloc.start()
+    async with asking(model) as client:
+        for path in ("/v1/chat/completions", "/v1/responses", "/tokenize"):
+            for body in (bomb, gzip.compress(plain), plain):
+                answer = await client.http.post(path, content=body, headers={"content-encoding": how})
+                assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_encoding")
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+        tracemalloc.stop()
+        assert engine.begun == []
+        for same in ("identity", ""):
+            answer = await client.http.post("/v1/chat/completions", content=plain, headers={"content-encoding": same})
+            assert answer.status_code == 200
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

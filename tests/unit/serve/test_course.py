@@ -130,8 +130,9 @@ def test_figures_of_members_are_those_of_the_path_and_of_weights_that_all_stages
     def told() -> dict[str, float]:
         text = Metrics({"tiny": replace(scripted(""), engine=served.entry)}).text().decode()
         families = text_string_to_metric_families(text)
-        samples = [each for family in families for each in family.samples if each.labels.get("model_name") == "tiny"]
-        return {each.name: each.value for each in samples if each.name.startswith("weft_serve_")}
+        found = {each.name: each.value for family in families for each in family.samples}
+        assert found["vllm:healthy_pods_total"] == len(served.members)
+        return {name: found[name] for name in found if name.startswith(("weft_serve_edition", "weft_serve_path"))}
 
     async def play() -> None:
         assert told() == {"weft_serve_edition_round": 0.0}

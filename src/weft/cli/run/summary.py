@@ -289,6 +289,6 @@ def try_next(command: str, checkpoint: str, prompt: str = "") -> str:
             f"  {command} generate {checkpoint}{f' {quoted}' if prompt else ''}",
             f"  {command} eval {checkpoint}",
             f"  {command} export {checkpoint} my-model",
-            f"  {command} serve {checkpoint}  # talk to it in a browser, or from a program",
+            f"  {command} serve {checkpoint}  # to chat: http://127.0.0.1:8000/, or: weft chat",
         )
     )

@@ -267,6 +267,11 @@ class Paths:
         return max(set.intersection(*stages), default=None)
 
     @property
+    def num_serving(self) -> int:
+        """Return how many members serve."""
+        return len({peer for (_, peer), (served, _) in self._served.items() if served.rounds})
+
+    @property
     def trip_s(self) -> float:
         """Return how long a token took through all stages, of late; 0: none has come."""
         return self._trip_s

@@ -8,7 +8,7 @@ import msgspec
 
 from unit.cli.small import Kept
 from weft.cli.model.generate import excerpt
-from weft.cli.run.summary import Begun, summary
+from weft.cli.run.summary import Begun, summary, try_next
 from weft.dashboard.view import About, Line, View
 from weft.events import Evaluated, Preferred
 from weft.ids import Digest, PeerId, Round, Tokens
@@ -139,6 +139,11 @@ def test_who_stopped_reads_how_to_go_on_and_with_which_prompt_to_generate(kept: 
     assert lines_after(own, "to go on with the run") == [f"weft train {run.run[:8]} --key {tmp_path / 'own.pem'}"]
     private = replace(stopped, run=msgspec.structs.replace(run, is_private=True))
     assert summary(private, View(), "weft").endswith("to go on with the run: the same command again")
+
+
+def test_the_last_line_says_how_to_talk_to_what_was_trained() -> None:
+    *_, last = try_next("weft --home h", "abc").splitlines()
+    assert last == "  weft --home h serve abc  # to chat: http://127.0.0.1:8000/, or: weft chat"
 
 
 def test_what_nobody_has_trained_is_not_offered_for_use(kept: Kept, tmp_path: Path) -> None:

@@ -95,6 +95,19 @@ def test_a_stage_between_others_that_cheats_is_found(cheat: str) -> None:
     assert all(verdict(found, None) == "honest" for found in judged("exact", 2, played, 1))
 
 
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_receipts_that_are_computed_afterwards_for_what_a_smaller_model_wrote_are_found(num_stages: int) -> None:
+    """Rows and digests are right for those tokens: the tokens are not those that these weights draw."""
+    drafted = texts("exact", 1, cheat=Cheat(share=0.5))
+    written = [text.tokens[text.num_prompt :] for text in drafted]
+    stages = stages_of(WIDE, VECTOR, "exact", num_stages, 16)
+    forged = play(stages, prompts(8), 30, cheat=Cheat(tells="written"), written=written)
+    assert [text.tokens for text in forged] == [text.tokens for text in drafted]
+    findings = judged("exact", num_stages, forged, num_stages - 1)
+    assert [verdict(found, None) for found in findings] == ["cheating"] * 8
+    assert {each.wrong for found in findings for each in found} <= {(), ("a token is not the one that is drawn",)}
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("num_stages", "stage"), [(1, 0), pytest.param(2, 0, marks=pytest.mark.slow)])
 def test_members_with_rounded_numbers_are_judged_by_many_receipts(num_stages: int, stage: int) -> None:

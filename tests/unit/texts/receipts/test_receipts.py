@@ -1,19 +1,24 @@
 """Members sign what they compute of a text, and who asks finds out where two say different things. The text stays."""
 
 import asyncio
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from unit.engine.test_step import text_of
-from unit.texts.stages import Served, of_the_whole, tokens_of, wanted
+from unit.engine.test_step import CONFIG, CPU, text_of, vector_of
+from unit.texts.stages import Served, drawn_by_the_whole, of_the_whole, tokens_of, wanted
+from weft.engine.draw import Drawn, draw
 from weft.engine.fingerprint import MAX_NBYTES, NUM
+from weft.engine.step import KeysAndValues
 from weft.events import Event, ReceiptFailed, ReceiptsDiffer, TextMoved
 from weft.keys import Identity, verify
 from weft.net.link.rpc import note_frame
 from weft.texts.asking.entry import LATE_S
 from weft.texts.messages import BLOCK, Receipts, ReceiptTold
+from weft.texts.receipts.audit import Told, audit, tokens_told, verdict
 from weft.texts.receipts.receipt import Signing, record_digest, row_digest, rows_digest
 from weft.texts.receipts.witness import Kept
 from weft.texts.section import packed
@@ -94,6 +99,41 @@ def test_a_text_that_a_stop_token_ends_is_signed_to_its_last_row() -> None:
         assert [kept[-1].receipt.stop for kept in stages] == [len(PROMPT) + at] * 2
         assert all(kept[-1].receipt.fingerprint for kept in stages)
         assert not of_receipts(served)
+
+    served.run(play)
+
+
+@pytest.mark.parametrize("is_honest", [True, False])
+def test_an_audit_finds_an_answer_that_its_member_ended_before_its_end(
+    is_honest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tells a token that ends the text where another one is drawn."""
+    asked, early = wanted(PROMPT, 50, 0.8), 20
+    (whole,) = drawn_by_the_whole(asked, kind="exact")
+    tokens = [each.token for each in whole]
+    end = tokens[early] if is_honest else next(each for each in range(CONFIG.vocab_size) if each not in tokens)
+    assert end not in tokens[:early]
+    served = Served((1,), kind="exact", has_guesses=False)
+
+    def ending(logits: Any, drawing: Any, place: int, *more: Any) -> Drawn:
+        return Drawn(end) if place == len(PROMPT) + early else draw(logits, drawing, place, *more)
+
+    if not is_honest:
+        monkeypatch.setattr("weft.texts.section.draw", ending)
+
+    async def play() -> None:
+        text = served.entry.begin(replace(asked, stop_ids=(end,)))
+        assert await tokens_of(text) == tokens[:early]
+        assert text.ended == "stop"
+        kept = await receipts_of_the_last(served)
+        assert not of_receipts(served)  # nobody says otherwise: only who computes it again
+        read = [*PROMPT, *tokens[:early]]
+        told = Told(packed(read), tokens_told([*read, end], len(PROMPT)), asked.drawing)
+        pages = KeysAndValues(CONFIG, 8, CPU, "exact")
+        section = served.section(0, vector_of(CONFIG), pages)
+        findings = audit(section, kept[0].header, [each.receipt for each in kept], told)
+        assert verdict(findings, None) == ("honest" if is_honest else "cheating")
+        assert findings[-1].wrong == (() if is_honest else ("a token is not the one that is drawn",))
 
     served.run(play)
 

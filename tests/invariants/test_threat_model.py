@@ -1,0 +1,48 @@
+"""The threat model names a test for each attack on serving, and the tests are there."""
+
+import ast
+import re
+from pathlib import Path
+
+HOUSE = Path(__file__).parents[2]
+PAGE = HOUSE / "docs" / "threat_model.md"
+HEADING = "### Attacks on serving, and their tests"
+NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+WITHOUT = {"12"}  # what weft does not have
+
+
+def rows() -> dict[str, str]:
+    """Return the cell of each attack that names its tests."""
+    section = PAGE.read_text(encoding="utf-8").partition(HEADING)[2].partition("\n## ")[0]
+    cells = [line.strip("|").split("|") for line in section.splitlines() if re.match(r"\| \d", line)]
+    return {each[0].strip(): each[3].strip() for each in cells}
+
+
+def missing(cell: str) -> list[str]:
+    """Return the tests that a cell names and that are not there."""
+    found = []
+    for file, name in NAMED.findall(cell):
+        path = HOUSE / file
+        there = (
+            {each.name for each in ast.walk(ast.parse(path.read_text())) if hasattr(each, "name")}
+            if path.exists()
+            else set()
+        )
+        if name not in there:
+            found.append(f"{file}::{name}")
+    return found
+
+
+def test_each_attack_names_tests_that_are_there() -> None:
+    cells = rows()
+    assert list(cells) == [str(number) for number in range(1, 14)]
+    for number, cell in cells.items():
+        assert missing(cell) == []
+        assert bool(NAMED.findall(cell)) != (number in WITHOUT)
+        assert NAMED.sub("", cell).strip(" ,") == ("none" if number in WITHOUT else ""), "every test is named in full"
+
+
+def test_a_test_that_is_not_there_is_found() -> None:
+    assert missing("`tests/invariants/test_threat_model.py::test_nobody_wrote`")
+    assert missing("`tests/nowhere.py::test_a_test_that_is_not_there_is_found`")
+    assert not missing("`tests/invariants/test_threat_model.py::test_a_test_that_is_not_there_is_found`")
