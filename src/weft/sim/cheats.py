@@ -22,7 +22,7 @@ from weft import rng
 from weft.errors import ConfigError
 from weft.ids import Digest, Round
 from weft.peer.audit.steps import Away
-from weft.run.config import Genesis
+from weft.run.config import Genesis, RunConfig
 from weft.run.staged import StagedConfig
 from weft.run.trust import AuditedTrust
 from weft.sim.cost import StepwiseCostTrainer
@@ -146,7 +146,7 @@ def _made(make: type[Cheating], member: Member, friends: Sequence[Member], *give
 
 def _require_possible(fault: Cheat | Audits, run: Genesis, *, has_model: bool) -> None:
     where = f"fault of {fault.peer}"
-    if isinstance(run, StagedConfig):
+    if isinstance(run, StagedConfig) or not isinstance(run, RunConfig):
         raise ConfigError(f"{where}: peers of a run with stages neither cheat nor audit here. Leave the fault out.")
     if isinstance(fault, Audits) and not isinstance(run.trust, AuditedTrust):
         raise ConfigError(f'{where}: nobody audits in this run. Set trust.type to "audited", or leave the fault out.')
@@ -165,7 +165,7 @@ def _require_possible(fault: Cheat | Audits, run: Genesis, *, has_model: bool) -
 def accuse(life: Life, round: Round) -> None:
     """Say of all that a round counts that it is something else, signed by a member."""
     member, peer = life.member, life.peer
-    if peer.head is None or peer.head.round != round:
+    if peer.rounds is None or peer.head is None or peer.head.round != round:
         return
     found = [
         Finding(

@@ -70,7 +70,7 @@ class Silent(Trainer):
 class CostTrainer(Silent):
     def start(self, vector: Float32[Tensor, " num"]) -> None:
         self._held = vector if self._sends_gradient else vector.clone()
-        self._has_left, self._num_steps = False, 0
+        self._has_left, self._num_steps, self.has_started = False, 0, True
 
     @property
     def is_parked(self) -> bool:
