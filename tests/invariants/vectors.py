@@ -54,7 +54,7 @@ from weft.peer.chain import genesis, open_branch
 from weft.peer.messages import StateRequest
 from weft.store.journal import Votes
 from weft.sync.governance import enact
-from weft.sync.merge.reduce import Coding, Merger, cut
+from weft.sync.merge.reduce import Coding, Merger
 from weft.sync.method.choices import Choices, SgdConfig
 from weft.sync.method.schedule import ConstantConfig
 from weft.sync.records.acts import Act, Amend, Ballot, Finding, Warrant
@@ -75,6 +75,7 @@ from weft.sync.records.messages import (
     next_base,
     past_after,
 )
+from weft.sync.records.parts import cut
 from weft.sync.records.work import Segment, Work
 from weft.sync.round.groups import Offer, record_of
 from weft.sync.round.rules import Durable, leader

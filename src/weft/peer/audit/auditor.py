@@ -56,11 +56,12 @@ from weft.peer.state.state_client import StateClient
 from weft.run.amend import amended
 from weft.run.trust import AuditedTrust
 from weft.store.chunks import state_index
-from weft.store.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
 from weft.sync.merge.method import OUTER, Method
-from weft.sync.merge.reduce import cut, encode_payload
+from weft.sync.merge.reduce import encode_payload
 from weft.sync.records.acts import Finding
+from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
 from weft.sync.records.messages import Manifest, payload_of
+from weft.sync.records.parts import cut
 from weft.sync.records.work import Link, Work, link, link_from, num_links, num_states, state_before
 from weft.tasks import Tasks
 from weft.training.device import first_line

@@ -30,11 +30,11 @@ from weft.peer.context import Context
 from weft.peer.round.driver import RoundDriver
 from weft.peer.state.carry import Carry
 from weft.peer.state.replica import Replica
-from weft.store.index import StateIndex
 from weft.sync.governance import findings_in
 from weft.sync.merge.reduce import EncodedPart
 from weft.sync.records.acts import Finding
 from weft.sync.records.charter import Charter
+from weft.sync.records.index import StateIndex
 from weft.sync.records.messages import Counted, Manifest, payload_of
 from weft.tasks import Tasks
 from weft.training.trainer import Trainer

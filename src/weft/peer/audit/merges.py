@@ -39,6 +39,7 @@ from weft.sync.merge.counter import Piece
 from weft.sync.merge.counter import wanted as wanted_of
 from weft.sync.records.acts import Finding
 from weft.sync.records.messages import Base, Certificate, Collect, Manifest, next_base
+from weft.sync.records.parts import cut
 from weft.tasks import Tasks
 from weft.verify.draw import drawn
 from weft.wire import Buffer, Record, Signed, decode, digest_of, encode
@@ -194,7 +195,7 @@ class Merges:
         if known is None or before is None:
             return None
         base = next_base(before.manifest, before.charter)
-        here = reduce.cut(self._replica.scope.num_sent(base.round), base.uplinks)[merge.part]
+        here = cut(self._replica.scope.num_sent(base.round), base.uplinks)[merge.part]
         patience = Patience(self._rounds, self._context.clock)
         async with self._one_at_a_time:
             fetched, why = await self._fetched(merge, known.plan, base, here, patience)

@@ -28,9 +28,9 @@ from weft.peer.context import Context
 from weft.peer.messages import AuditAnswer, AuditOpened, AuditRequest, AuditSealed, NamedState
 from weft.peer.state.replica import Replica
 from weft.store.chunks import chunks, state_index
-from weft.store.index import StateIndex
 from weft.sync.merge.method import OUTER
 from weft.sync.records.acts import Finding
+from weft.sync.records.index import StateIndex
 from weft.sync.records.work import Link, link, link_from, num_links, state_before
 from weft.tasks import Tasks
 from weft.training.trainer import Trainer

@@ -41,9 +41,9 @@ from weft.sync.merge.method import Scope
 from weft.sync.method.choices import Choices
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Base, Collect, Contribution, Manifest, counted, payload_of
+from weft.sync.records.weights import awaited_weight, weight_of
 from weft.sync.round.machine import MergeDone, MergeFailed, Noticed, ResultHeld
 from weft.sync.round.neighbours import NOTHING, taken, takes_from
-from weft.sync.round.shares import awaited_weight, weight_of
 from weft.wire import Buffer
 
 
