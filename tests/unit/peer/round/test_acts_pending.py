@@ -12,7 +12,7 @@ from weft.errors import DiskFull
 from weft.events import Event, Notice
 from weft.ids import Attempt, Digest, PeerId, Round
 from weft.keys import Identity
-from weft.peer.messages import ContradictionNote
+from weft.peer.messages import LieNote
 from weft.peer.round import acts
 from weft.peer.round.acts import MAX_LIES, TELL_AGAIN_S, KnownLies, Letters, PendingActs, lies_file, that_fit
 from weft.store import home
@@ -211,5 +211,5 @@ def test_no_more_lies_are_kept_than_can_be_read(tmp_path: Path) -> None:
 
 async def test_a_note_of_anybody_proves_what_it_proves(trial: Trial) -> None:
     first, second = lie().letters
-    await trial.node.handlers[ContradictionNote](OTHER, ContradictionNote(first=first, second=second))
+    await trial.node.handlers[LieNote](OTHER, LieNote(lie=Warrant(letters=(first, second))))
     assert trial.acts.liars == (LIAR,)
