@@ -82,9 +82,11 @@ def check_claim(work: Work, shown: FalseClaim) -> str:
     """
     if len(shown.grounds) != len(work.segments):
         raise Unproven("the rounds of all segments are to be shown")
+    stood = [
+        stands_on(ground, Digest(segment.head)) for segment, ground in zip(work.segments, shown.grounds, strict=True)
+    ]
     tokens, before = 0, None
-    for segment, ground in zip(work.segments, shown.grounds, strict=True):
-        manifest, charter = stands_on(ground, Digest(segment.head))
+    for segment, (manifest, charter) in zip(work.segments, stood, strict=True):
         if manifest.round != segment.round or before not in (None, manifest.previous):
             return "its segments do not follow each other from round to round"
         mine, held = _num_leased(manifest, PeerId(work.peer)), _num_leased(manifest, PeerId(segment.holder))
@@ -121,26 +123,38 @@ def check_start(work: Work, followed: Signed | None, shown: FalseStart) -> str:
     Raises:
         Unproven: it may be so.
     """
-    if work.follows is None:
-        if followed is not None:
-            raise Unproven("it follows no work")
-        if work.num_before or work.error is not None:
-            return "it says that its optimizer is new, and that it is not"
-        if shown.first is None or _others(listed(work, shown.first, 0)) == _new(listed(work, shown.first, 0)):
+    if (what := _false_by_words(work, followed)) is not None:
+        if (shown.first, shown.last) != (None, None):
+            raise Unproven("more is shown than it takes")
+        return what
+    if shown.first is None or (shown.last is None) != (followed is None):
+        raise Unproven("other states are shown than it takes")
+    first = listed(work, shown.first, 0)
+    if followed is None or shown.last is None:
+        if _others(first) == _new(first):
             raise Unproven("its optimizer is new")
         return "it says that its optimizer is new, and it is not"
-    if followed is None or digest_of(followed) != work.follows:
-        raise Unproven("the work that it follows is not shown")
+    if _others(first) == _others(listed(claimed(followed, Work), shown.last)):
+        raise Unproven("its optimizer goes on from the work that it names")
+    return "its optimizer does not go on from the work that it names"
+
+
+def _false_by_words(work: Work, followed: Signed | None) -> str | None:
+    """Return in which way works say of an optimizer what cannot be; None: that takes their states.
+
+    Raises:
+        Unproven: the work that it follows is another.
+    """
+    if (None if followed is None else digest_of(followed)) != work.follows:
+        raise Unproven("the work that it follows is not the one that is shown")
+    if followed is None:
+        is_new = not work.num_before and work.error is None
+        return None if is_new else "it says that its optimizer is new, and that it is not"
     before = claimed(followed, Work)
     if (before.peer, before.run) != (work.peer, work.run):
         return "its optimizer goes on from work that was not its own"
-    if work.num_before != before.num_before + before.num_steps or work.error != before.left:
-        return "it does not go on from the work that it names"
-    if shown.first is None or shown.last is None:
-        raise Unproven("the states are not shown")
-    if _others(listed(work, shown.first, 0)) == _others(listed(before, shown.last)):
-        raise Unproven("its optimizer goes on from the work that it names")
-    return "its optimizer does not go on from the work that it names"
+    goes_on = work.num_before == before.num_before + before.num_steps and work.error == before.left
+    return None if goes_on else "it does not go on from the work that it names"
 
 
 def prove_start(
