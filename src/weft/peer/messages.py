@@ -215,6 +215,7 @@ class AuditSealed(Record, frozen=True, kw_only=True, tag="AuditSealed"):
 
 class AuditOpened(Record, frozen=True, kw_only=True, tag="AuditOpened"):
     after: NamedState | None = None  # what the worker came to; None: ask again
+    made: Signed | UnsetType = UNSET  # a MadeStep: of one step in exact numbers; its gradient can be fetched, too
 
 
 MAX_PLACES = 64  # of tasks whose answers are asked for at a time
