@@ -412,9 +412,7 @@ class Inbox:
         self._told: dict[PeerId, tuple[Round, float]] = {}  # who was told which decision last, and when
         self._clock = context.clock
         self.evidence = EvidenceKeeper(context.node, chain, accuse, self.signatures.verify)
-        self._merged: dict[
-            tuple[PeerId, int], tuple[Digest, Signed]
-        ] = {}  # by owner and part: by which plan, the letter
+        self._merged: dict[tuple[PeerId, int], tuple[Digest, Signed]] = {}  # by owner and part: the plan, and its word
 
     def on_record(self, callback: Callable[[messages.GroupRecord], object]) -> None:
         """Call `callback(record)` for each that is announced, and says of its group what that can bring."""
