@@ -31,7 +31,7 @@ _WORDS = 16  # of a block
 _START, _END, _PARENT, _ROOT = 1, 2, 4, 8
 _ROUNDS = 7
 _MASK = 0xFFFFFFFF
-_MANY = 16  # pieces: of fewer, Python's integers are as fast
+_MANY = 4  # pieces: of fewer, Python's integers are as fast
 _IV = (0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19)
 _PERMUTED = (2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8)
 _MIXED = (  # a, b, c, d of the state: columns, then diagonals
@@ -47,7 +47,11 @@ _MIXED = (  # a, b, c, d of the state: columns, then diagonals
 
 _BLOCK, _HASH = Struct("<16I"), Struct("<8I")
 
+_BY_ONE, _BY_TWO, _BY_THREE = (np.array([(row + by) % 4 for row in range(4)]) for by in (1, 2, 3))
+_PERMUTED_ROWS = np.array(_PERMUTED)
+
 Word = Any  # an int below 2^32, or an array of uint32, of as many pieces as are hashed at once
+Rows = NDArray[np.uint32]  # four of them
 Counter = tuple[Word, Word]  # of a piece, its number: the low word, the high one
 _Piece = Annotated[bytes, Meta(max_length=CHUNK_NBYTES)]
 
@@ -176,7 +180,7 @@ def _climb(found: NDArray[np.uint32], claims: Sequence[Claim], paths: Sequence[l
     left, right = np.where(is_right, others, found[here]), np.where(is_right, found[here], others)
     is_top = np.array([depth == len(paths[number]) - 1 for number in here])
     flags = np.where(is_top, _PARENT | _ROOT, _PARENT).astype(np.uint32)
-    found[here] = np.stack(_compressed(_IV, [*left.T, *right.T], (0, 0), _BLOCK_NBYTES, flags), 1)
+    found[here] = _parents(left, right, flags)
 
 
 # --- pieces ---
@@ -191,8 +195,7 @@ def _levels(data: memoryview) -> list[NDArray[np.uint32]]:
         found = np.concatenate([found, rest[None]])
     levels = [found]
     while (num := len(found) // 2) > 0:
-        pairs = [*found[: 2 * num : 2].T, *found[1 : 2 * num : 2].T]
-        found = np.stack(_compressed(_IV, pairs, (0, 0), _BLOCK_NBYTES, _PARENT), 1)
+        found = _parents(found[: 2 * num : 2], found[1 : 2 * num : 2], _PARENT)
         levels.append(found)
     return levels
 
@@ -205,9 +208,13 @@ def _hashed(data: wire.Buffer, places: NDArray[np.uint64]) -> NDArray[np.uint32]
         places: their numbers in the blob.
     """
     words = np.frombuffer(data, "<u4").reshape(len(places), CHUNK_NBYTES // _BLOCK_NBYTES, _WORDS)
-    columns = np.ascontiguousarray(words.transpose(1, 2, 0))
+    blocks = np.ascontiguousarray(words.transpose(1, 2, 0))
     counter = (places & _MASK).astype(np.uint32), (places >> 32).astype(np.uint32)
-    return np.stack(_chained([(list(block), _BLOCK_NBYTES) for block in columns], counter), 1)
+    found = np.repeat(np.array(_IV, np.uint32)[:, None], len(places), 1)
+    for number, block in enumerate(blocks):
+        flags = _START * (number == 0) | _END * (number == len(blocks) - 1)
+        found = _compressed_rows(found, block, counter, flags)
+    return found.T.copy()
 
 
 def _piece(data: bytes, index: int) -> bytes:
@@ -246,6 +253,41 @@ def _compressed(
                 state[b] = _turned(state[b] ^ state[c], near)
         words = [words[at] for at in _PERMUTED]
     return [low ^ high for low, high in zip(state[:8], state[8:], strict=True)]
+
+
+def _parents(left: NDArray[np.uint32], right: NDArray[np.uint32], flags: Word) -> NDArray[np.uint32]:
+    """Return the hashes above pairs of hashes, eight words each."""
+    chained = np.repeat(np.array(_IV, np.uint32)[:, None], len(left), 1)
+    return _compressed_rows(chained, np.concatenate([left.T, right.T]), (0, 0), flags).T.copy()
+
+
+def _compressed_rows(
+    chained: NDArray[np.uint32], words: NDArray[np.uint32], counter: Counter, flags: Word
+) -> NDArray[np.uint32]:
+    """As `_compressed` of whole blocks, many at once: a row for each word. Four columns, or four diagonals, are mixed
+    at a time."""
+    state = np.empty((_WORDS, chained.shape[1]), np.uint32)
+    state[:8], state[8:12] = chained, np.array(_IV[:4], np.uint32)[:, None]
+    state[12], state[13], state[14], state[15] = (*counter, _BLOCK_NBYTES, flags)
+    a, b, c, d = state.reshape(4, 4, -1)
+    for _ in range(_ROUNDS):
+        _mix_rows(a, b, c, d, words[0:8:2], words[1:8:2])
+        b, c, d = b[_BY_ONE], c[_BY_TWO], d[_BY_THREE]
+        _mix_rows(a, b, c, d, words[8::2], words[9::2])
+        b, c, d = b[_BY_THREE], c[_BY_TWO], d[_BY_ONE]
+        words = words[_PERMUTED_ROWS]
+    return np.concatenate([a ^ c, b ^ d])
+
+
+def _mix_rows(a: Rows, b: Rows, c: Rows, d: Rows, first: Rows, second: Rows) -> None:
+    for words, far, near in ((first, 16, 12), (second, 8, 7)):
+        a += words
+        a += b
+        d ^= a
+        d[:] = d >> np.uint32(far) | d << np.uint32(32 - far)
+        c += d
+        b ^= c
+        b[:] = b >> np.uint32(near) | b << np.uint32(32 - near)
 
 
 def _turned(word: Word, num: int) -> Word:

@@ -164,7 +164,7 @@ def evidence(
     lie, data = read_lie(found), encode(found)
     write_atomically(out.absolute(), [data])
     typer.echo(
-        f"{out}: {len(data):,} bytes, that {short(lie.peer)} lies. Anybody can check it: weft ledger check {out}"
+        f"{out}: {len(data):,} bytes, of {short(lie.peer)}. Anybody can check it: weft ledger check {out}"
     )
 
 
@@ -304,9 +304,8 @@ def _details(manifest: "Manifest") -> list[str]:
         lines.append(f"  counted   {each.peer}  {each.tokens:,} tokens  payload {short(each.payload)}{traced}{through}")
     lines += [_decided(each) for each in told(manifest)]
     if (proven := _evidence_in(manifest)) is not None:
-        lines.append(
-            f"  evidence  {proven.nbytes:,} bytes: weft ledger evidence {manifest.run[:8]} --round {manifest.round}"
-        )
+        how = f"weft ledger evidence {manifest.run[:8]} --round {manifest.round} -o FILE"
+        lines.append(f"  evidence  {proven.nbytes:,} bytes: {how}")
     return lines
 
 
@@ -337,7 +336,7 @@ def _say_lie(file: Path, warrant: "Warrant", as_json: bool) -> None:
     typer.echo(f"round {lie.round} of {of}")
     typer.echo(f"  lied      {lie.peer}: {lie.what}")
     typer.echo(
-        "Its own signatures show it: nobody else's word is needed. A machine whose memory fails can do the same."
+        "It has signed that itself: nobody else's word is needed. A machine that computes wrongly signs it, too."
     )
 
 

@@ -120,7 +120,7 @@ def test_evidence_is_written_and_checked_elsewhere(weft: Weft, home: Path, tmp_p
     RoundsFile(path).put(replace(manifest, acts=(proof,)), None)
     lines = weft("--home", home, "ledger", "show", RUN[:8], "--round", 6).out.splitlines()
     assert lines[-2].startswith(f"  decided   strike out {LIAR.peer}: its optimizer did not make")
-    assert lines[-1] == f"  evidence  {proof.nbytes:,} bytes: weft ledger evidence {RUN[:8]} --round 6"
+    assert lines[-1] == f"  evidence  {proof.nbytes:,} bytes: weft ledger evidence {RUN[:8]} --round 6 -o FILE"
     made = weft(*words)
     assert (made.code, decode(out.read_bytes(), Warrant)) == (0, proof)
     refused(weft, 2, "there already", *words)
