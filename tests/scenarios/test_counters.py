@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scenarios.cheats import Noise
 from scenarios.swarm import Swarm
-from scenarios.test_audits import ALWAYS, of_merging, play, struck_out
+from scenarios.test_audits import ALWAYS, BY_EVIDENCE, of_merging, play, struck_out
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec.config import Fp32Config, Int8Config
 from weft.errors import PeerError, Removed
@@ -81,7 +81,7 @@ class Played:
         return [event for life in self.swarm.lives for event in life.seen(WorkStays)]
 
     def play(self) -> "Played":
-        play(self.swarm, r"done again what it says it has done|refuse this key")
+        play(self.swarm, BY_EVIDENCE)
         assert struck_out(self.swarm) == "its payload is not what its training steps came to"
         assert of_merging(self.swarm) == []
         return self

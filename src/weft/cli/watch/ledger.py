@@ -163,9 +163,7 @@ def evidence(
         )
     lie, data = read_lie(found), encode(found)
     write_atomically(out.absolute(), [data])
-    typer.echo(
-        f"{out}: {len(data):,} bytes, of {short(lie.peer)}. Anybody can check it: weft ledger check {out}"
-    )
+    typer.echo(f"{out}: {len(data):,} bytes, of {short(lie.peer)}. Anybody can check it: weft ledger check {out}")
 
 
 def check(
