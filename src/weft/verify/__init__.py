@@ -2,4 +2,6 @@
 
 draw      who is to do which training steps of a contribution again
 judge     how far two states may lie apart that honest machines come to
+suspicion whom one looks at more often
+evidence/ what shows that somebody signed what is not so
 """
