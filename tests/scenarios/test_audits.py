@@ -520,7 +520,7 @@ def killed_and_back(swarm: Swarm, begin: Callable[[bool], None]) -> None:
             swarm.launch(member)
         begin(False)
         one_replica(await swarm.done(a, b, c))
-        with pytest.raises(Removed, match=r"done again what it says it has done|refuse this key"):
+        with pytest.raises(Removed, match=r"banned this key|refuse this key"):
             await d.lives[-1].task
 
     swarm.run(scenario)

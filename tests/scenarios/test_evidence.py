@@ -1,5 +1,6 @@
 """Members that are struck out by what they have signed: nobody votes, and honest work yields nothing."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from itertools import count
@@ -56,7 +57,7 @@ def test_no_honest_step_and_no_honest_part_is_evidence(
 ) -> None:
     """Of each audit that finds nothing, evidence is looked for as if it had."""
     swarm = make_swarm(method=method, trust=EXACT, num_rounds=5, num_peers=3, learns=True)
-    act, look = Auditor._act, Merges.look
+    act, look, alone = Auditor._act, Merges.look, asyncio.Lock()
 
     async def looked(auditor: Auditor, audit: Any, looking: Any, shown: Any) -> Any:
         event = await act(auditor, audit, looking, shown)
@@ -67,15 +68,16 @@ def test_no_honest_step_and_no_honest_part_is_evidence(
 
     async def merged(merges: Merges, merge: Merge) -> Found | None:
         """Look twice, the second time as a machine that merges wrongly."""
-        found, again = await look(merges, merge), merges._rounds.merger.again
+        async with alone:
+            found, again = await look(merges, merge), merges._rounds.merger.again
 
-        async def wrong(*given: Any) -> EncodedPart:
-            right = bytes((await again(*given)).encoded)
-            return EncodedPart(encoded=right[:-1] + bytes([right[-1] ^ 1]), digest=digest(b"another"))
+            async def wrong(*given: Any) -> EncodedPart:
+                right = bytes((await again(*given)).encoded)
+                return EncodedPart(encoded=right[:-1] + bytes([right[-1] ^ 1]), digest=digest(b"another"))
 
-        with monkeypatch.context() as patch:
-            patch.setattr(merges._rounds.merger, "again", wrong)
-            doubted = await look(merges, merge)
+            with monkeypatch.context() as patch:
+                patch.setattr(merges._rounds.merger, "again", wrong)
+                doubted = await look(merges, merge)
         assert doubted is None or doubted.proof is None
         return found
 

@@ -383,11 +383,17 @@ class PendingActs:
 
 
 def told(manifest: Manifest) -> Iterator[ActEnacted]:
-    """Yield an event for each act that a committed manifest holds."""
+    """Yield an event for each act that a committed manifest holds.
+
+    Verdicts on who is struck out by evidence say what is to be taken out again, and do nothing else.
+    """
+    proven = {governance.accused(warrant) for warrant in manifest.acts if not governance.findings_in(warrant)}
     for warrant in manifest.acts:
         first = warrant.letters[0]
         if verdicts := governance.findings_in(warrant):
             verdict, is_lie = verdicts[0], governance.accused(warrant) is not None
+            if is_lie and (verdict.peer in proven or verdict.peer not in manifest.left):
+                continue
             yield ActEnacted(
                 branch=manifest.branch,
                 round=manifest.round,

@@ -58,7 +58,7 @@ def test_what_a_round_decided_is_shown(weft: Weft, home: Path) -> None:
     found = Finding(run=RUN, peer=liar, round=Round(5), work="ab" * 32, before=0, outcome="differs", why="no such step")
     warrant = Warrant(letters=tuple(seal(KEYS[peer], found) for peer in others))
     counted = tuple(replace(each, work="cd" * 32) for each in manifest.contributions)
-    RoundsFile(path).put(replace(manifest, acts=(warrant,), contributions=counted), None)
+    RoundsFile(path).put(replace(manifest, acts=(warrant,), contributions=counted, left=(liar,)), None)
     lines = weft("--home", home, "ledger", "show", RUN[:8], "--round", 6).out.splitlines()
     assert [line.split()[-2:] for line in lines if line.startswith("  counted")] == 3 * [["work", "cdcdcdcd"]]
     by = ", ".join(map(short, others))
