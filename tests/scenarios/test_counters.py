@@ -111,8 +111,7 @@ def apart(one: Tensor, other: Tensor) -> float:
 
 
 def rounds_alike(played: Played, clean: Played, first: Round) -> list[Round]:
-    """Return the rounds from one on until one is late in one run and not in the other: what is drawn for audits differs,
-    and takes time."""
+    """Return the rounds from one on, until somebody is late in one run alone: other audits are drawn, and take time."""
     rounds, found = [of_round(each.swarm, first) for each in (played, clean)], list[Round]()
     while all(rounds) and len({tuple(each.peer for each in counted) for counted in rounds}) == 1:
         found.append(Round(first + len(found)))
