@@ -28,8 +28,9 @@ from weft.store.chunks import replica_digest
 from weft.store.home import Home
 from weft.sync.merge.method import OUTER, Method, Scope
 from weft.sync.merge.outer import State, StepContext
-from weft.sync.merge.reduce import Merger, Replies, coding_in, cut, decode_parts, encode_payload, reply_codec_in
+from weft.sync.merge.reduce import Merger, Replies, coding_in, decode_parts, encode_payload, reply_codec_in
 from weft.sync.method.schedule import lr
+from weft.sync.records.parts import cut
 from weft.training.learner import Work
 from weft.training.trainer import Trainer
 from weft.wire import Buffer

@@ -44,8 +44,9 @@ from weft.events import RoundCommitted
 from weft.log import read_jsonl
 from weft.store.journal import Journal
 from weft.sync.merge.outer import AdamW, Nesterov, Outer, Sgd, StepContext
-from weft.sync.merge.reduce import Coding, Merger, cut, decode_parts, encode_parts, named
+from weft.sync.merge.reduce import Coding, Merger, decode_parts, encode_parts, named
 from weft.sync.method.choices import AdamWConfig, NesterovConfig, SgdConfig
+from weft.sync.records.parts import cut
 
 PEERS, SKIPPED = 4, 4
 NUM = 1 << 23  # values: more than caches hold

@@ -430,7 +430,8 @@ class ActWaits(Event, frozen=True, kw_only=True):
 
 
 class LieProven(Event, frozen=True, kw_only=True):
-    """A member signed two notes that contradict each other: whoever sees both strikes its key out."""
+    """A member signed two notes that contradict each other, or false work: whoever sees what shows it strikes its key
+    out."""
 
     member: PeerId
     branch: BranchId

@@ -38,7 +38,6 @@ from weft.sync.merge.reduce import (
     Replies,
     codec_in,
     coding_in,
-    cut,
     decode_parts,
     encode_parts,
     encode_payload,
@@ -60,6 +59,7 @@ from weft.sync.method.presets import (
     spell_out,
 )
 from weft.sync.method.schedule import CosineConfig, WsdConfig, lr
+from weft.sync.records.parts import cut
 from weft.wire import digest
 
 NUM = (1 << 17) + 4096 + 77  # several chunks of every loop, enough for torch to start threads, and a short block

@@ -34,6 +34,7 @@ FLOORS = (
     # the algorithms
     ("sync.method", "pipeline.codec"),
     ("sync.records", "pipeline"),
+    ("verify.evidence",),
     ("sync.governance", "sync.merge", "pipeline.split", "texts"),
     ("sync.round", "pipeline.config"),
     ("sync",),

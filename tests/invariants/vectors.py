@@ -4,6 +4,7 @@ Keys come from the seeds 00 01 ... 1f (A) and 20 21 ... 3f (B). A record is show
 bytes would be long; its digest, of the canonical bytes, then stands beside it.
 """
 
+import math
 import struct
 import tempfile
 from collections.abc import Callable
@@ -53,14 +54,15 @@ from weft.net.transport.tls_handshake import Challenge, ClientProof, Welcome, pr
 from weft.peer.chain import genesis, open_branch
 from weft.peer.messages import StateRequest
 from weft.store.journal import Votes
-from weft.sync.governance import enact
-from weft.sync.merge.reduce import Coding, Merger, cut
-from weft.sync.method.choices import Choices, SgdConfig
+from weft.sync.governance import enact, read_lie
+from weft.sync.merge.reduce import Coding, Merger
+from weft.sync.method.choices import Choices, InnerSgdConfig, SgdConfig
 from weft.sync.method.schedule import ConstantConfig
 from weft.sync.records import quarantine
 from weft.sync.records.acts import Act, Amend, Ballot, Finding, Warrant
-from weft.sync.records.charter import AuditTerms, Charter, Settings
+from weft.sync.records.charter import AuditTerms, Charter, ExactTerms, Settings
 from weft.sync.records.counters import with_false, with_taken_out
+from weft.sync.records.index import StateIndex, VectorIndex
 from weft.sync.records.messages import (
     Accept,
     Certificate,
@@ -77,7 +79,8 @@ from weft.sync.records.messages import (
     next_base,
     past_after,
 )
-from weft.sync.records.work import Segment, Work
+from weft.sync.records.parts import cut
+from weft.sync.records.work import MadeStep, Segment, Work
 from weft.sync.round.groups import Offer, record_of
 from weft.sync.round.rules import Durable, leader
 from weft.sync.round.shares import claim_of, weighed
@@ -85,6 +88,8 @@ from weft.texts.chain import chain_of, joined, key_of
 from weft.texts.messages import OpenSequence, RowsOfText, TextRows, TokenDrawn, drawn_how, id_of
 from weft.texts.receipts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, rows_digest, weights_digest
 from weft.verify.draw import Draw, drawn
+from weft.verify.evidence.records import Ground, ShownState
+from weft.verify.evidence.steps import prove_step
 from weft.verify.seals import Salt, Sealed, seal_of
 
 Vector = dict[str, str]
@@ -433,8 +438,8 @@ def entry() -> Vector:
     }
 
 
-def work() -> Vector:
-    head, after = opening_manifest(), second_manifest()
+def signed_work() -> wire.Signed:
+    head = opening_manifest()
     states = [wire.digest(b"state %d" % number) for number in range(4)]
     done = Work(
         run=RUN,
@@ -450,7 +455,11 @@ def work() -> Vector:
         error=None,
         left=None,
     )
-    signed = wire.seal(A, done)
+    return wire.seal(A, done)
+
+
+def work() -> Vector:
+    signed, after = signed_work(), second_manifest()
     draw = Draw(run=RUN, branch=after.branch, round=after.round, manifest=wire.digest_of(after))
     ticket = wire.seal(B, draw)
     number = drawn(ticket.signature, wire.digest_of(signed), 1.0, 2, 3)
@@ -550,6 +559,40 @@ def contradiction() -> Vector:
         "nbytes": str(len(wire.encode(lie))),
         "digest": wire.digest_of(lie),
         "digest of the charter after it": wire.digest_of(enact(base.charter, base.body, (lie,)).charter),
+    }
+
+
+def evidence() -> Vector:
+    """A says that a step of SGD at rate 0.01, along a gradient of ones, has left three parameters where they were."""
+    exact = ExactTerms(optimizer=InnerSgdConfig(), clip=2.0, num_decayed=0)
+    charter = msgspec.structs.replace(first_charter(), audits=AuditTerms(rate=0.1, trace_every=1, exact=exact))
+    head = msgspec.structs.replace(second_manifest(), charter=wire.digest_of(charter))
+    stays, ones = (np.array(each, np.float32) for each in ([1, 2, 3], [1, 1, 1]))
+    state, gradient = (
+        wire.encode(
+            StateIndex(vectors=(VectorIndex(name=name, num=3, chunks=(wire.digest(vector.astype("<f4").tobytes()),)),))
+        )
+        for name, vector in (("local", stays), ("gradient", ones))
+    )
+    trace = Tree(2 * [bytes.fromhex(wire.digest(state))])
+    segment = Segment(head=wire.digest_of(head), round=head.round, holder=A.peer, num_steps=1)
+    of_work = msgspec.structs.replace(
+        wire.claimed(signed_work(), Work), round=Round(2), segments=(segment,), trace=trace.root(), tokens=Tokens(8)
+    )
+    signed = wire.seal(A, of_work)
+    made = MadeStep(run=RUN, work=wire.digest_of(signed), before=0, gradient=wire.digest(gradient), norm=math.sqrt(3.0))
+    ground = Ground(manifest=head, charter=charter)
+    states = tuple(ShownState(index=state, path=trace.path(number)) for number in (0, 1))
+    of_step = prove_step(of_work, made, ground, states, gradient, ({"local": stays}, {"local": stays}), ones)  # type: ignore[arg-type]
+    lie = Warrant(letters=(signed, wire.seal(A, made)), shown=wire.encode(of_step))
+    base = msgspec.structs.replace(next_base(second_manifest(), charter), electorate=(A.peer, B.peer))
+    return {
+        "step's body": lie.letters[1].body.hex(),
+        "signature of A": lie.letters[1].signature.hex(),
+        "nbytes": str(len(wire.encode(lie))),
+        "digest": wire.digest_of(lie),
+        "lie": read_lie(lie).what,
+        "digest of the charter after it": wire.digest_of(enact(charter, base.body, (lie,)).charter),
     }
 
 
@@ -689,6 +732,7 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "false-work": false_work,
     "quarantine": quarantined,
     "contradiction": contradiction,
+    "evidence": evidence,
     "round-note": round_note,
     "certificate": certificate,
     "promises": promises,

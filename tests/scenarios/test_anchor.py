@@ -29,8 +29,8 @@ from weft.run.outline import public, read_outline
 from weft.sim.world import SECRET, Member
 from weft.store import home as home_module
 from weft.store.home import Home
-from weft.store.index import CHUNK_NBYTES
 from weft.sync.method.presets import DiLoCoConfig
+from weft.sync.records.index import CHUNK_NBYTES
 from weft.sync.records.messages import Manifest
 from weft.tasks import Inline
 from weft.wire import digest_of

@@ -103,7 +103,7 @@ class Played:
         return [event for life in self.swarm.lives for event in life.seen(WorkStays)]
 
     def play(self) -> "Played":
-        play(self.swarm, r"done again what it says it has done|refuse this key")
+        play(self.swarm, r"banned this key|refuse this key")
         assert struck_out(self.swarm) == "its payload is not what its training steps came to"
         assert of_merging(self.swarm) == []
         return self
@@ -132,6 +132,15 @@ def apart(one: Tensor, other: Tensor) -> float:
     return float((one - other).double().norm() / other.double().norm())
 
 
+def rounds_alike(played: Played, clean: Played, first: Round) -> list[Round]:
+    """Return the rounds from one on, until somebody is late in one run alone: other audits are drawn, and take time."""
+    rounds, found = [of_round(each.swarm, first) for each in (played, clean)], list[Round]()
+    while all(rounds) and len({tuple(each.peer for each in counted) for counted in rounds}) == 1:
+        found.append(Round(first + len(found)))
+        rounds = [of_round(each.swarm, Round(first + len(found))) for each in (played, clean)]
+    return found
+
+
 def test_what_a_false_work_has_moved_is_taken_out_again(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, make_clean: MakeClean
 ) -> None:
@@ -140,7 +149,9 @@ def test_what_a_false_work_has_moved_is_taken_out_again(
     (out,) = played.countered_in
     assert FALSE < out <= FALSE + 3
     assert apart(played.models[Round(out - 1)], clean.models[Round(out - 1)]) > 1
-    assert max(apart(model, clean.models[round]) for round, model in played.models.items() if round >= out) < 1e-6
+    alike = rounds_alike(played, clean, out)
+    assert len(alike) >= 3
+    assert max(apart(played.models[round], clean.models[round]) for round in alike) < 1e-6
     told = {(each.round, each.member, each.counted_in) for each in taken_out(played.swarm)}
     assert told == {(out, played.swarm.member("d").id, FALSE)}
     assert played.stays == []
@@ -204,7 +215,7 @@ def test_a_false_work_stays_where_nobody_has_kept_what_it_takes(
 
     monkeypatch.setattr(Payloads, "from_any", found)
     monkeypatch.setattr(Kept, "part", lost)
-    play(played.swarm, r"done again what it says it has done|refuse this key")
+    play(played.swarm, r"banned this key|refuse this key")
     assert played.countered_in == []
     assert {(each.round, each.counted_in, each.why) for each in played.stays} == {(FALSE + WITHIN, FALSE, LOST)}
 

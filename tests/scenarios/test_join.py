@@ -17,8 +17,8 @@ from weft.ids import PeerId
 from weft.net.multi_source import SILENT_S, Blob
 from weft.peer.join import state_transfer
 from weft.run.config import ShapedModel
-from weft.store.index import CHUNK_NBYTES
 from weft.sync.method.presets import DiLoCoConfig
+from weft.sync.records.index import CHUNK_NBYTES
 from weft.sync.records.messages import Accept, Collect, Holding, Merged, Propose, Ready
 from weft.tasks import Inline
 

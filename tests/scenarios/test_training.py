@@ -14,10 +14,10 @@ from weft.run.genesis import initial
 from weft.run.machine import PeerConfig
 from weft.store.chunks import replica_digest
 from weft.sync.merge.mean import merge
-from weft.sync.merge.reduce import cut
 from weft.sync.method.choices import Choices, SgdConfig
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, PulseConfig, SparseLoCoConfig
 from weft.sync.method.schedule import CosineConfig
+from weft.sync.records.parts import cut
 from weft.training.trainer import Trainer
 
 MakeSwarm = Callable[..., Swarm]

@@ -45,8 +45,8 @@ from weft.peer.chain import NEAR, as_many_as_fit, believed, is_further
 from weft.peer.state import state_client
 from weft.run.outline import Outline, data_ready
 from weft.store.home import Home
-from weft.store.index import MAX_INDEX_NBYTES, StateIndex
 from weft.sync.records.charter import Charter
+from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex
 from weft.sync.records.messages import Certificate, Manifest
 from weft.tasks import Compute, Tasks
 from weft.wire import Buffer, digest_of

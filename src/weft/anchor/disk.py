@@ -24,8 +24,8 @@ from weft.net.messages import HexDigest
 from weft.net.multi_source import Blob
 from weft.peer.chain import Chain
 from weft.store.home import BlobStore, RecordFile
-from weft.store.index import MAX_INDEX_NBYTES, StateIndex
 from weft.sync.records.charter import Charter
+from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex
 from weft.sync.records.messages import Certificate, Manifest
 
 FORMAT = 1

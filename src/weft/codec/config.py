@@ -8,7 +8,7 @@ from weft.config import Config
 from weft.errors import ConfigError
 from weft.extension import ExtensionConfig
 
-MAX_BLOCK = 4096  # parts are cut at multiples of it (sync/merge/reduce.py), so a part's blocks are the vector's blocks
+MAX_BLOCK = 4096  # parts are cut at multiples of it (sync/records/parts.py), so a part's blocks are the vector's blocks
 
 _Block = Annotated[int, msgspec.Meta(ge=32, le=MAX_BLOCK, description="values that share a scale; a power of two")]
 

@@ -39,7 +39,7 @@ class Traffic:
         return Traffic(self.sent_nbytes * count, self.received_nbytes * count)
 
 
-PART_ALIGNMENT = 4096  # elements: sync/merge/reduce.py cuts parts at its multiples
+PART_ALIGNMENT = 4096  # elements: sync/records/parts.py cuts parts at its multiples
 
 
 def part_size(num: int, num_peers: int, index: int = 0) -> int:

@@ -474,8 +474,9 @@ _ROWS: dict[type[Event], _Row] = {
         "{member:peer} lied in round {round}: {what}. Members ban its key",
         advice=(
             "member",
-            "{member:peer} signed two messages that contradict each other.",
-            "Members ban its key by themselves. If it is yours, two peers run with it, or it was stolen.",
+            "{member:peer} signed what cannot be so: {what}.",
+            "Members ban its key by themselves. If it is yours, two peers run with it, it was stolen, or the machine "
+            "computes wrongly: have it checked.",
         ),
     ),
     events.WorkAudited: _Row(

@@ -24,7 +24,7 @@ from weft.ledger.header import HEADER_NBYTES
 from weft.ledger.tree import Path
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer
-from weft.sync.records.acts import Reason
+from weft.sync.records.acts import Reason, Warrant
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import MAX_COUNT, Certificate, Manifest
 from weft.sync.records.proof import Milestone
@@ -215,6 +215,7 @@ class AuditSealed(Record, frozen=True, kw_only=True, tag="AuditSealed"):
 
 class AuditOpened(Record, frozen=True, kw_only=True, tag="AuditOpened"):
     after: NamedState | None = None  # what the worker came to; None: ask again
+    made: Signed | UnsetType = UNSET  # a MadeStep: of one step in exact numbers; its gradient can be fetched, too
 
 
 class SealNote(Record, frozen=True, kw_only=True, tag="SealNote"):
@@ -333,11 +334,10 @@ class ActNote(Record, frozen=True, kw_only=True, tag="ActNote"):
     letter: Signed
 
 
-class ContradictionNote(Record, frozen=True, kw_only=True, tag="ContradictionNote"):
-    """A note: two signed RoundNotes of one member that contradict each other. They wait for a manifest."""
+class LieNote(Record, frozen=True, kw_only=True, tag="LieNote"):
+    """A note: what proves by itself that a member lies. It waits for a manifest."""
 
-    first: Signed
-    second: Signed
+    lie: Warrant
 
 
 class HandIn(Record, frozen=True, kw_only=True, tag="HandIn"):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from weft.model.flat import Span
-from weft.store.index import CHUNK_NBYTES
+from weft.sync.records.index import CHUNK_NBYTES
 
 CHUNK = CHUNK_NBYTES // 4  # numbers
 

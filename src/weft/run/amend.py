@@ -31,11 +31,11 @@ from weft.run.genesis import drawn_adapter, kind_of, of_shape
 from weft.run.idle import without_effect
 from weft.run.staged import StagedConfig
 from weft.run.trust import AuditedTrust, MembersTrust
-from weft.sync.method.choices import ApplyConfig, Choices, InnerConfig
+from weft.sync.method.choices import ApplyConfig, Choices, InnerConfig, MuonConfig
 from weft.sync.method.presets import spell_out
 from weft.sync.method.schedule import ScheduleConfig
 from weft.sync.records.acts import Amend, BatchSize, Every, SeqLen, TotalTokens
-from weft.sync.records.charter import AuditTerms, Charter, Settings
+from weft.sync.records.charter import AuditTerms, Charter, ExactTerms, Settings
 from weft.sync.records.messages import MAX_GROUP
 
 
@@ -59,8 +59,20 @@ def _audits(run: Genesis) -> AuditTerms | msgspec.UnsetType:
     trust = run.trust
     if not isinstance(trust, AuditedTrust):
         return msgspec.UNSET
-    quarantine = trust.quarantine or msgspec.UNSET
-    return AuditTerms(rate=trust.audit_rate, trace_every=trust.trace_every, quarantine=quarantine)
+    return AuditTerms(
+        rate=trust.audit_rate,
+        trace_every=trust.trace_every,
+        quarantine=trust.quarantine or msgspec.UNSET,
+        exact=_exact(run, trust),
+    )
+
+
+def _exact(run: Genesis, trust: AuditedTrust) -> ExactTerms | msgspec.UnsetType:
+    if not trust.is_exact or not isinstance(run, RunConfig):
+        return msgspec.UNSET
+    optimizer = run.train.optimizer
+    assert not isinstance(optimizer, MuonConfig), "it is refused with exact numbers"
+    return ExactTerms(optimizer=optimizer, clip=run.train.clip, num_decayed=run.vector.num_decayed)
 
 
 @lru_cache(maxsize=64)

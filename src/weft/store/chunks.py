@@ -39,10 +39,10 @@ from weft.errors import DataError
 from weft.ids import Digest
 from weft.net.multi_source import Blob
 from weft.store.home import RecordFile
-from weft.store.index import CHUNK_NBYTES, MAX_INDEX_NBYTES, StateIndex, VectorIndex
 from weft.sync.merge.method import OUTER
 from weft.sync.merge.sharded import Readable, SpreadVector
 from weft.sync.records.charter import Charter
+from weft.sync.records.index import CHUNK_NBYTES, MAX_INDEX_NBYTES, StateIndex, VectorIndex
 from weft.sync.records.messages import Manifest
 from weft.wire import Buffer, Record, digest, digest_of
 

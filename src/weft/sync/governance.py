@@ -30,6 +30,8 @@ that binds; to lead a later attempt, a member needs promises that it has not aft
 
 A key that two machines use, or a folder put back from a copy, lets an honest peer equivocate: its disk has not kept
 what it was given. Signatures are checked elsewhere.
+
+What else proves by itself that a member has signed what is not so is the part of `weft.verify.evidence`.
 """
 
 import dataclasses
@@ -61,6 +63,9 @@ from weft.sync.records.charter import (
     Unanswered,
 )
 from weft.sync.records.tuning import Tuned, is_allowed, tuned_charter
+from weft.sync.records.work import Work
+from weft.verify.evidence.evidence import Lie, read
+from weft.verify.evidence.shown import Unproven
 from weft.wire import Signed, Verify, decode, digest_of, unseal
 
 
@@ -181,6 +186,8 @@ def objection(charter: Charter, body: Body, warrants: tuple[acts.Warrant, ...]) 
 
 
 def _follow(before: Enacted, body: Body, warrant: acts.Warrant) -> Enacted:
+    if warrant.shown is not UNSET:
+        return _strike_out(before, body, warrant)
     if warrant.letters[0].kind == acts.Ballot.__name__:
         return _expel(before, body, warrant.letters)
     if warrant.letters[0].kind == acts.Finding.__name__:
@@ -222,6 +229,8 @@ def is_alone(charter: Charter, body: Body, peer: PeerId) -> bool:
 def accused(warrant: acts.Warrant) -> PeerId | None:
     """Return whose lie a warrant says it proves; None: it is of another kind."""
     first = warrant.letters[0]
+    if warrant.shown is not UNSET:
+        return first.signer
     if first.kind == acts.Finding.__name__:
         verdicts = findings_in(warrant)
         return PeerId(verdicts[0].peer) if verdicts and {each.outcome for each in verdicts} == {"differs"} else None
@@ -236,7 +245,7 @@ def clears(warrant: acts.Warrant) -> bool:
 
 def findings_in(warrant: acts.Warrant) -> tuple[acts.Finding, ...]:
     """Return a warrant's findings, as they read; none: it is of another kind."""
-    if warrant.letters[0].kind != acts.Finding.__name__:
+    if warrant.shown is not UNSET or warrant.letters[0].kind != acts.Finding.__name__:
         return ()
     try:
         return tuple(decode(letter.body, acts.Finding) for letter in warrant.letters)
@@ -244,13 +253,31 @@ def findings_in(warrant: acts.Warrant) -> tuple[acts.Finding, ...]:
         return ()
 
 
-def note_in(warrant: acts.Warrant) -> messages.RoundNote | None:
-    """Return the first of the notes that are said to prove a lie, as it reads; None: it is none."""
+def round_of(warrant: acts.Warrant) -> Round | None:
+    """Return of which round the first letter is that is said to prove a lie, as it reads; None: it is none such."""
+    first = warrant.letters[0]
+    kind = Work if first.kind == Work.__name__ else messages.RoundNote
     try:
-        note: messages.RoundNote = decode(warrant.letters[0].body, messages.RoundNote)
+        said: Work | messages.RoundNote = decode(first.body, kind)
     except WireError:
         return None
-    return note
+    return Round(said.round)
+
+
+@lru_cache(maxsize=64)  # asked whenever a manifest is, which may be often
+def read_lie(warrant: acts.Warrant) -> Lie:
+    """Return what a warrant proves to be a lie.
+
+    Raises:
+        Void: nothing.
+    """
+    if warrant.shown is UNSET:
+        note, what = read_contradiction(warrant)
+        return Lie(warrant.letters[0].signer, None, note.branch, note.round, what)
+    try:
+        return read(warrant.letters, warrant.shown)
+    except Unproven as why:
+        raise Void(str(why)) from None
 
 
 def read_contradiction(warrant: acts.Warrant) -> tuple[messages.RoundNote, str]:
@@ -262,7 +289,7 @@ def read_contradiction(warrant: acts.Warrant) -> tuple[messages.RoundNote, str]:
     letters = warrant.letters
     if len(letters) != 2 or letters[0].signer != letters[1].signer:
         raise Void("two notes of one member are needed to prove a lie")
-    if sum(len(letter.body) for letter in letters) > acts.MAX_CONTRADICTION_NBYTES:
+    if warrant.nbytes > acts.MAX_CONTRADICTION_NBYTES:
         raise Void(f"two notes may have at most {acts.MAX_CONTRADICTION_NBYTES} bytes together")
     try:
         one, other = (unseal(letter, messages.RoundNote, verify) for letter in letters)
@@ -382,6 +409,11 @@ def _judge(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
         return _cleared(before, body, first, voters)
     if not is_majority(len(voters), len(body.electorate)):
         raise Void(f"{len(voters)} of {len(body.electorate)} members are not a majority")
+    if outcomes == {"differs"} and may_note_false(charter, PeerId(first.peer), first.round):
+        noted = _with_false(before, body, verdicts)
+        if noted == before:
+            raise Void(f"{short(first.peer)} was banned already for that")
+        return noted
     if outcomes == {"differs"}:
         return _with_false(_banned_as_liar(before, body, PeerId(first.peer), first.round), body, verdicts)
     return _unanswered(before, body, PeerId(first.peer), first.round)
@@ -407,6 +439,13 @@ def _with_false(struck: Enacted, body: Body, verdicts: Sequence[acts.Finding]) -
             charter = counters.with_false(struck.charter, PeerId(first.peer), first.round, weighed)
             return replaced(struck, charter=charter)
     return struck
+
+
+def may_note_false(charter: Charter, peer: PeerId, round: Round) -> bool:
+    """Return whether members may still say what is to be taken out of a round: evidence that has struck out who brought
+    it does not tell what the mean was made of."""
+    known = any(each.peer == peer and each.round == round for each in charter.false_works or ())
+    return charter.is_dealt_with(peer, round) and not known
 
 
 def is_majority(num_voters: int, num_electors: int) -> bool:
@@ -444,8 +483,10 @@ def _unanswered(before: Enacted, body: Body, peer: PeerId, round: Round) -> Enac
 
 
 def _strike_out(before: Enacted, body: Body, warrant: acts.Warrant) -> Enacted:
-    note, _what = read_contradiction(warrant)
-    return _banned_as_liar(before, body, warrant.letters[0].signer, note.round)
+    lie = read_lie(warrant)
+    if lie.run not in (None, body.run):
+        raise Void(f"it proves a lie in run {short(lie.run or '')}, this is run {short(body.run)}")
+    return _banned_as_liar(before, body, lie.peer, lie.round)
 
 
 def _banned_as_liar(before: Enacted, body: Body, peer: PeerId, round: Round) -> Enacted:

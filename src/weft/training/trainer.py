@@ -11,7 +11,7 @@ has neither: its parameters are the outer ones (on a CPU, the very same memory),
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -108,6 +108,8 @@ class Trainer(Stepper):
         self._parked: Parked | None = None
         self._parking = threading.Lock()
         self.has_started = False
+        # Told before each step along which gradient it goes, until that is shortened, and how long it is.
+        self.on_gradient: Callable[[Tensor, float], None] = lambda _gradient, _norm: None
 
     def start(self, vector: Float32[Tensor, " num"]) -> None:
         """Choose the device and take `vector`, the outer parameters on the CPU, as the local ones.
@@ -317,12 +319,15 @@ class Trainer(Stepper):
             local, state = self.local().clone(), {name: value.clone() for name, value in self.private_state().items()}
             held = self._center  # on a CPU the outer parameters themselves, which are written to later
             center = held if held is None or self.device.is_cpu else held.clone()
-        run, batches, emit, on_step = self._run, self._batches, self._emit, self.on_step
+        run, batches, emit = self._run, self._batches, self._emit
+        on_step, on_gradient = self.on_step, self.on_gradient
         self._emit, self.on_step = (lambda _event: None), (lambda _num: None)
+        self.on_gradient = lambda _gradient, _norm: None
         try:
             yield
         finally:
-            self._run, self._batches, self._emit, self.on_step = run, batches, emit, on_step
+            self._run, self._batches, self._emit = run, batches, emit
+            self.on_step, self.on_gradient = on_step, on_gradient
             self.set_local(local)
             self.load_private_state(state)
             self._center = center
@@ -345,6 +350,7 @@ class Trainer(Stepper):
             raise RuntimeError("a method that sends gradients makes no inner steps")
         if self._center is not None:
             norm = self._pull(self._center)
+        self.on_gradient(self._model.gradient, norm)
         self._shorten(self._shortening(norm))
         self._optimizer.step(rate)
         return norm

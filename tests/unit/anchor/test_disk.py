@@ -15,7 +15,7 @@ from weft.keys import Identity
 from weft.peer.chain import genesis, open_branch
 from weft.run.outline import public, read_outline
 from weft.store.home import Home
-from weft.store.index import CHUNK_NBYTES, StateIndex, VectorIndex
+from weft.sync.records.index import CHUNK_NBYTES, StateIndex, VectorIndex
 from weft.sync.records.messages import Accept, Certificate, Counted, Manifest, PartResult, RoundNote, next_base
 from weft.wire import digest, digest_of, encode, seal
 

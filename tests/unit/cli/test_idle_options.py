@@ -385,6 +385,7 @@ TABLE: dict[str, Rows] = {
     },
     "ledger stats": dict.fromkeys(("--stage", "--json"), ALWAYS),
     "ledger prove": dict.fromkeys(("--round", "--out", "--peer", "--stage"), ALWAYS),
+    "ledger evidence": dict.fromkeys(("--round", "--out", "--stage"), ALWAYS),
     "ledger check": dict.fromkeys(("--founder", "--accept-few", "--json"), ALWAYS),
     "patch make": {},
     "patch apply": {},

@@ -21,9 +21,10 @@ from weft.model.transformer import SectionModule, Transformer
 from weft.net.messages import BlobHeader, BlobRequest
 from weft.net.transport.frame import encode_frame
 from weft.peer.chain import RESULTS_NBYTES
-from weft.sync.merge.reduce import ALIGNMENT, cut, encode_parts
+from weft.sync.merge.reduce import encode_parts
 from weft.sync.records import messages
 from weft.sync.records.messages import counted
+from weft.sync.records.parts import ALIGNMENT, cut
 from weft.training.numerics.decoder import loss as exact_loss
 from weft.wire import encode, seal
 

@@ -6,7 +6,7 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from weft.ids import Digest
-from weft.ledger.opening import CHUNK_NBYTES, Opening, is_chunk, num_chunks, open_chunk
+from weft.ledger.opening import CHUNK_NBYTES, Claim, Opening, are_chunks, is_chunk, num_chunks, open_chunk, open_span
 
 SIZES = [0, 1, 63, 64, 65, 1023, 1024, 1025, 2047, 2048, 2049, 3072, 4096, 5000, 7168, 16_384, 31_745, 70_000]
 
@@ -97,3 +97,43 @@ def test_the_last_piece_alone_binds_the_length() -> None:
     longer = 5000 + CHUNK_NBYTES
     assert is_chunk(digest, longer, open_chunk(data, 0))
     assert not any(is_chunk(digest, longer, replace(open_chunk(data, 4), index=index)) for index in (4, 5))
+
+
+def claims(nums: list[int]) -> list[Claim]:
+    """Return a piece of a blob of each size, at some place."""
+    found = []
+    for seed, nbytes in enumerate(nums):
+        data, digest = blob(nbytes, seed)
+        found.append((digest, nbytes, open_chunk(data, (7 * seed) % num_chunks(nbytes))))
+    return found
+
+
+@pytest.mark.parametrize("num", [3, 40])
+def test_many_at_once_are_what_each_is(num: int) -> None:
+    some = claims((SIZES * 3)[:num])
+    assert are_chunks(some)
+    for number, (digest, nbytes, opening) in enumerate(some):
+        other = replace(opening, piece=bytes(len(opening.piece)), index=opening.index + 1 - bool(opening.piece))
+        changed = [*some[:number], (digest, nbytes, other), *some[number + 1 :]]
+        assert not are_chunks(changed)
+        if opening.beside:
+            turned = replace(opening, beside=(*opening.beside[:-1], bytes(32)))
+            assert not are_chunks([*some[:number], (digest, nbytes, turned), *some[number + 1 :]])
+            shorter = replace(opening, beside=opening.beside[:-1])
+            assert not are_chunks([*some[:number], (digest, nbytes, shorter), *some[number + 1 :]])
+    assert are_chunks([])
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 1), (1000, 1030), (1024, 2048), (4097, 5000), (700, 700)])
+def test_a_span_is_shown_by_the_pieces_in_which_it_lies(start: int, stop: int) -> None:
+    data, digest = blob(5000)
+    shown = open_span(data, range(start, stop))
+    assert all(is_chunk(digest, 5000, each) for each in shown)
+    first = shown[0].index * CHUNK_NBYTES if shown else 0
+    assert b"".join(each.piece for each in shown)[start - first : stop - first] == data[start:stop]
+    assert [each.index for each in shown] == list(range(start // 1024, -(-stop // 1024)))[: 9 * (stop > start)]
+
+
+def test_no_span_lies_beyond_the_end() -> None:
+    with pytest.raises(IndexError):
+        open_span(blob(5000)[0], range(5119, 5121))

@@ -31,7 +31,7 @@ from weft.sync.merge.reduce import Merger, coding_in
 from weft.sync.method.choices import InnerSgdConfig
 from weft.sync.method.presets import AsyncDiLoCoConfig, spell_out
 from weft.sync.records.messages import Contribution
-from weft.sync.round.shares import awaited_weight, weight_of
+from weft.sync.records.weights import awaited_weight, weight_of
 from weft.training.learner import Work
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")

@@ -35,7 +35,7 @@ from weft.run.machine import PeerConfig
 from weft.store.chunks import chunk_digests, replica_digest
 from weft.sync.merge import outer as optimizers
 from weft.sync.merge.outer import StepContext
-from weft.sync.merge.reduce import cut, decode_parts, encode_parts, encode_with_feedback
+from weft.sync.merge.reduce import decode_parts, encode_parts, encode_with_feedback
 from weft.sync.merge.sharded import alike, gathered
 from weft.sync.method.choices import (
     AdamWConfig,
@@ -46,6 +46,7 @@ from weft.sync.method.choices import (
     SgdConfig,
 )
 from weft.sync.method.presets import FedAvgConfig
+from weft.sync.records.parts import cut
 from weft.training.trainer import Trainer
 
 NUM = 4 * CHUNK + 50_000  # a vector of four whole chunks and a short one

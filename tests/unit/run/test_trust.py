@@ -16,7 +16,7 @@ from weft.run.config import RunFile, SyncConfig
 from weft.run.machine import PeerConfig
 from weft.run.trust import AuditedTrust, RecordedTrust
 from weft.sync.method.choices import MuonConfig
-from weft.sync.records.charter import AuditTerms
+from weft.sync.records.charter import AuditTerms, ExactTerms
 from weft.training.device import Device, as_audited, check_fits, choose
 
 AUDITED = {"trust": {"type": "audited"}}
@@ -119,6 +119,15 @@ def test_a_charter_says_how_often_and_what_is_audited() -> None:
     without = msgspec.structs.replace(run, trust=AuditedTrust(audit_rate=0.25, quarantine=0))
     assert first_charter(without).audits == AuditTerms(rate=0.25, trace_every=1)
     assert first_charter(audited).is_recorded is True
+
+
+def test_a_charter_says_what_steps_in_exact_numbers_are_computed_by() -> None:
+    run = msgspec.structs.replace(run_config(), trust=AuditedTrust(numerics="exact"))
+    audits = first_charter(run).audits
+    assert audits
+    assert audits.exact == ExactTerms(
+        optimizer=run.train.optimizer, clip=run.train.clip, num_decayed=run.vector.num_decayed
+    )
 
 
 # --- a machine's settings ---

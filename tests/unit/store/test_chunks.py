@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from weft import wire
 from weft.errors import WireError
 from weft.store.chunks import chunk_digests, chunks, raw, replica_digest, state_index
-from weft.store.index import CHUNK_NBYTES, StateIndex, VectorIndex
+from weft.sync.records.index import CHUNK_NBYTES, StateIndex, VectorIndex
 
 NUM = CHUNK_NBYTES // 4  # numbers in a chunk
 

@@ -9,7 +9,7 @@ from charters import charter
 from weft.ids import BranchId, Digest, PeerId, RunId
 from weft.peer.chain import genesis, open_branch
 from weft.store.chunks import Partial, chunks, state_index
-from weft.store.index import CHUNK_NBYTES, StateIndex
+from weft.sync.records.index import CHUNK_NBYTES, StateIndex
 from weft.wire import Buffer, digest
 
 RUN, A = RunId("cc" * 32), PeerId("aa" * 32)

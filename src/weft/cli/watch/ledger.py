@@ -3,7 +3,8 @@
     weft ledger show last                                  the last rounds
     weft ledger stats last                                 what was counted of each peer
     weft ledger prove last --round 17 --peer KEY -o FILE   a file that shows it
-    weft ledger check FILE                                 on any machine, with no network
+    weft ledger evidence last --round 17 -o FILE           another, with what a member was struck out for
+    weft ledger check FILE                                 either, on any machine, with no network
 
 What it reads is on this machine's disk, also while its peer trains.
 """
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from weft.events import ActEnacted
     from weft.store.rounds import RoundsFile
     from weft.sync.proof import Shown
+    from weft.sync.records.acts import Warrant
     from weft.sync.records.messages import Manifest
 
 LAST = 10  # rounds that are shown
@@ -44,6 +46,7 @@ def make_app() -> typer.Typer:
     app.command("show")(show)
     app.command("stats")(stats)
     app.command("prove")(prove)
+    app.command("evidence")(evidence)
     app.command("check")(check)
     return app
 
@@ -138,9 +141,36 @@ def prove(
     typer.echo(f"{out}: {len(data):,} bytes. Anybody can check it: weft ledger check {out}")
 
 
+def evidence(
+    context: typer.Context,
+    run: RunName,
+    round: Annotated[int, typer.Option(min=1, help="Which round has struck it out.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.", show_default=False)],
+    stage: StageNumber = None,
+) -> None:
+    """Write a file with the evidence by which a round has struck a member out."""
+    from weft.data.store import write_atomically
+    from weft.sync.governance import read_lie
+    from weft.wire import encode
+
+    if out.exists():
+        raise ConfigError(f"{out} is there already. Name another file, or remove it.")
+    file, *_ = _recorded(context, run, stage)
+    found = _evidence_in(_manifest(file, round))
+    if found is None:
+        raise DataError(
+            f"round {round} has struck nobody out by evidence. What it decided: weft ledger show {run} --round {round}"
+        )
+    lie, data = read_lie(found), encode(found)
+    write_atomically(out.absolute(), [data])
+    typer.echo(f"{out}: {len(data):,} bytes, of {short(lie.peer)}. Anybody can check it: weft ledger check {out}")
+
+
 def check(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="What `weft ledger prove` has written.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(help="What `weft ledger prove` or `evidence` has written.", show_default=False)
+    ],
     founder: Annotated[
         str | None, typer.Option(help="The key of who began the run, or its first 16 digits or more: refuse any other.")
     ] = None,
@@ -151,20 +181,31 @@ def check(
 ) -> None:
     """Check such a file, with no network: what it shows, and by whose word."""
     from weft.sync.proof import shown
+    from weft.sync.records.acts import Warrant
     from weft.sync.records.proof import MAX_PROOF_NBYTES, WorkProof
     from weft.wire import decode
 
-    say_no_home(context, "a proof is checked by what is in it")
+    say_no_home(context, "such a file is checked by what is in it")
     if founder is not None and not re.fullmatch(r"[0-9a-fA-F]{16,64}", founder):
         raise ConfigError(f"--founder {founder[:80]}: that is no key. Give its 64 hex digits, or the first 16 or more.")
     try:
         data = file.read_bytes()
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}.") from error
-    try:
-        proof = decode(data, WorkProof, max_nbytes=MAX_PROOF_NBYTES)
-    except WireError:
-        raise DataError(f"{file} is no file that `weft ledger prove` has written, or it is damaged.") from None
+    proof: WorkProof | Warrant
+    for kind in (WorkProof, Warrant):
+        try:
+            proof = decode(data, kind, max_nbytes=MAX_PROOF_NBYTES)
+            break
+        except WireError:
+            continue
+    else:
+        raise DataError(f"{file} is no file that `weft ledger prove` or `evidence` has written, or it is damaged.")
+    if isinstance(proof, Warrant):
+        if founder is not None or accept_few:
+            raise ConfigError("--founder, --accept-few: no effect on evidence, which the liar itself has signed.")
+        _say_lie(file, proof, as_json)
+        return
     try:
         found = shown(proof)
     except WireError as error:
@@ -263,7 +304,42 @@ def _details(manifest: "Manifest") -> list[str]:
         lines.append(f"  waits     {peer}  work {short(work)}")
     for peer, work, by in _cleared(manifest):
         lines.append(f"  cleared   {peer}  work {short(work)}, by {', '.join(map(short, by))}")
-    return lines + [_decided(each) for each in told(manifest)]
+    lines += [_decided(each) for each in told(manifest)]
+    if (proven := _evidence_in(manifest)) is not None:
+        how = f"weft ledger evidence {manifest.run[:8]} --round {manifest.round} -o FILE"
+        lines.append(f"  evidence  {proven.nbytes:,} bytes: {how}")
+    return lines
+
+
+def _evidence_in(manifest: "Manifest") -> "Warrant | None":
+    """Return by which evidence a round has struck a member out; None: by none."""
+    from weft.sync.governance import accused, findings_in
+
+    proven = (each for each in manifest.acts if accused(each) is not None and not findings_in(each))
+    return next(proven, None)
+
+
+def _say_lie(file: Path, warrant: "Warrant", as_json: bool) -> None:
+    """
+    Raises:
+        DataError: it proves nothing.
+    """
+    from weft.sync.governance import Void, read_lie
+
+    try:
+        lie = read_lie(warrant)
+    except Void as error:
+        raise DataError(f"{file} proves nothing: {error}.") from None
+    if as_json:
+        named = {"peer": lie.peer, "run": lie.run, "branch": lie.branch, "round": lie.round}
+        typer.echo(json.dumps({**named, "lie": lie.what, "work": lie.work, "part": lie.part}))
+        return
+    of = f"branch {lie.branch}" if lie.run is None else f"run {lie.run}"
+    typer.echo(f"round {lie.round} of {of}")
+    typer.echo(f"  lied      {lie.peer}: {lie.what}")
+    typer.echo(
+        "It has signed that itself: nobody else's word is needed. A machine that computes wrongly signs it, too."
+    )
 
 
 def _waits(manifest: "Manifest") -> list[tuple[PeerId, Digest]]:

@@ -12,6 +12,8 @@
 
     found      equal | differs | unanswered
 
+Where anybody can be shown that it differs, that is found with it (`proving`): then nobody has to vote.
+
 Failure:
 - the worker does not answer within `Patience`, or shows what it has not named: unanswered.
 - this machine cannot do the steps (no memory, paused), or does not know what a segment began at: it says nothing.
@@ -29,7 +31,9 @@ from torch import Tensor
 
 from weft.errors import CheckpointError, DataError, NetError, NotFinite, OutOfMemory, PeerError, Refused, WireError
 from weft.ids import Digest, PeerId, Round
+from weft.keys import verify
 from weft.peer.audit.heads import Head, Heads
+from weft.peer.audit.kept import Kept, room
 from weft.peer.audit.looking import (
     Came,
     Event,
@@ -45,6 +49,7 @@ from weft.peer.audit.looking import (
     step,
 )
 from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Found, Patience
+from weft.peer.audit.proving import ground, of_step, proof, shown_state
 from weft.peer.audit.sealing import Sealing
 from weft.peer.audit.steps import ERROR, LOCAL, Away, named_error, repeat, shape_of
 from weft.peer.context import Context
@@ -56,19 +61,23 @@ from weft.peer.state.state_client import StateClient
 from weft.run.amend import amended
 from weft.run.trust import AuditedTrust
 from weft.store.chunks import state_index
-from weft.store.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
 from weft.sync.merge.method import OUTER, Method
-from weft.sync.merge.reduce import cut, encode_payload
+from weft.sync.merge.reduce import encode_payload
 from weft.sync.records import quarantine
-from weft.sync.records.acts import Finding
-from weft.sync.records.messages import Manifest, payload_of, works_in
-from weft.sync.records.work import Link, Work, link, link_from, num_links, num_states, state_before
+from weft.sync.records.acts import Finding, Warrant
+from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
+from weft.sync.records.messages import Manifest, parts_in, payload_of, works_in
+from weft.sync.records.parts import cut
+from weft.sync.records.work import Link, MadeStep, Work, link, link_from, num_links, num_states, state_before
 from weft.tasks import Tasks
 from weft.training.device import first_line
 from weft.training.trainer import Trainer
 from weft.verify.draw import drawn
+from weft.verify.evidence.records import Falsehood, ShownState
+from weft.verify.evidence.steps import GRADIENT
+from weft.verify.evidence.works import prove_claim, prove_move, prove_payload, prove_start
 from weft.verify.judge import threshold, threshold_of_moments
-from weft.wire import Buffer, Signed, claimed, decode, digest, digest_of
+from weft.wire import Buffer, Signed, claimed, decode, digest, digest_of, unseal
 
 MAX_BEGUN = 1024  # audits that are remembered
 DOUBTED = -1  # in place of a state's number: a fault was found with the work
@@ -99,7 +108,15 @@ class Unknown(Exception):
 
 
 class Differs(Exception):
-    """It has named something that is not so."""
+    """It has named something that is not so.
+
+    Args:
+        proof: as of `Found`.
+    """
+
+    def __init__(self, why: str, proof: Warrant | None = None) -> None:
+        super().__init__(why)
+        self.proof = proof
 
 
 @dataclass
@@ -112,6 +129,7 @@ class _Shown:
     own: StateIndex | None = None  # of `mine`
     after: NamedState | None = None  # what the worker came to
     theirs: StateIndex | None = None
+    opened: AuditOpened | None = None
 
 
 class Auditor:
@@ -128,6 +146,7 @@ class Auditor:
         replica: Replica,
         rounds: RoundDriver,
         heads: Heads,
+        kept: Kept,
         sealing: Sealing,
         tasks: Tasks,
         on_found: Callable[[Audit, Found], None],
@@ -137,6 +156,7 @@ class Auditor:
         self._replica = replica
         self._rounds = rounds
         self._heads = heads
+        self._kept = kept
         self._sealing = sealing
         self._tasks = tasks
         self._on_found = on_found
@@ -244,7 +264,7 @@ class Auditor:
             try:
                 event = await self._act(audit, looking, shown)
             except Differs as error:
-                event = Untrue(str(error))
+                event = Untrue(str(error), error.proof)
             except (Unknown, Away, OutOfMemory):
                 event = Unable()
             except (NotShown, PeerError, NetError, Refused) as error:
@@ -261,7 +281,7 @@ class Auditor:
     async def _act(self, audit: Audit, looking: Looking, shown: _Shown) -> Event:
         match looking.phase:
             case "asking":
-                self._check_claim(audit.work)
+                self._require_claim(audit)
                 shown.answer = await self._asked(audit)
                 return Came()
             case "making":
@@ -271,8 +291,8 @@ class Auditor:
                 return Made(digest_of(shown.own))
             case "opening":
                 assert looking.made is not None
-                shown.after = await self._opened(audit, looking.made)
-                shown.theirs = await self._index(audit, shown.after, audit.link.before + 1, audit.work)
+                shown.opened, shown.theirs = await self._opened(audit, looking.made)
+                shown.after = shown.opened.after
                 return Opened(digest_of(shown.theirs))
             case "comparing":
                 return Measured(await self._compared(audit, shown))
@@ -306,7 +326,7 @@ class Auditor:
         await self._check_begins(audit, answer, known)
         last = await self._index(audit, answer.last, num_states(work.segments, self._trace_every) - 1, work)
         outer, head = (await self._pulled(audit, _alone(known[-1].outer)))[OUTER], known[link.segment]
-        await self._check_payload(audit, last, known[-1], outer)
+        await self._check_payload(audit, answer, last, known[-1], outer)
         if head is not known[-1]:
             outer = (await self._pulled(audit, _alone(head.outer)))[OUTER]
         state = await self._pulled(audit, await self._index(audit, answer.before, link.before, work))
@@ -329,12 +349,12 @@ class Auditor:
         except NotFinite as error:
             raise Differs(f"its state is none to go on from: {error}") from None
 
-    async def _opened(self, audit: Audit, made: Digest) -> NamedState | None:
-        """Seal what this machine came to; return what the worker did."""
+    async def _opened(self, audit: Audit, made: Digest) -> tuple[AuditOpened, StateIndex]:
+        """Seal what this machine came to; return what the worker did, and the list of that."""
         letter = self._sealing.tell(audit.name, audit.link.before, made)
         request = AuditSealed(work=audit.name, ticket=audit.ticket, letter=letter)
         opened = await self._context.node.call(PeerId(audit.work.peer), request, AuditOpened, deadline_s=CALL_S)
-        return opened.after
+        return opened, await self._index(audit, opened.after, audit.link.before + 1, audit.work)
 
     async def _compared(self, audit: Audit, shown: _Shown) -> Found:
         serve, trust = self._context.compute.serve, self._replica.run.trust
@@ -350,8 +370,84 @@ class Auditor:
         wrong = [each for each, far in apart.items() if not far <= most.get(each, others)]
         if wrong:
             what = "parameters" if wrong == [LOCAL] else f"numbers ({', '.join(wrong)})"
-            return Found("differs", f"it came to other {what} by these training steps", max(apart.values()))
+            why, far = f"it came to other {what} by these training steps", max(apart.values())
+            return Found("differs", why, far, await self._proof_of_step(audit, shown, theirs))
         return Found("equal", distance=apart.get(LOCAL, 0.0))
+
+    def _require_claim(self, audit: Audit) -> None:
+        """
+        Raises:
+            Differs, Unknown: as `_check_claim`.
+        """
+        work = audit.work
+        try:
+            self._check_claim(work)
+        except Differs as error:
+            heads = [self._heads.known(Digest(segment.head)) for segment in work.segments]
+            grounds = [(head.manifest, head.charter) for head in heads if head is not None]
+            raise Differs(str(error), self._proof(audit, lambda: prove_claim(work, grounds))) from None
+
+    def _proof(self, audit: Audit, prove: Callable[[], Falsehood], *more: Signed | None) -> Warrant | None:
+        """Return what shows that a work is false.
+
+        Args:
+            more: letters that it takes beside the work.
+        """
+        letters = [letter for letter in (self._rounds.works.signed(audit.name), *more) if letter is not None]
+        return proof(letters, prove) if len(letters) == 1 + len(more) else None
+
+    async def _proof_of_step(self, audit: Audit, looked: _Shown, theirs: dict[str, Tensor]) -> Warrant | None:
+        """Return what shows that the optimizer did not make a step, if it did not: by the gradient that the worker has
+        signed, which may be another than this machine's."""
+        opened, letter = looked.opened, self._rounds.works.signed(audit.name)
+        head = self._heads.known(Digest(audit.work.segments[audit.link.segment].head))
+        named = None if looked.answer is None else looked.answer.before
+        if opened is None or opened.made is UNSET or opened.after is None or looked.theirs is None:
+            return None
+        if head is None or letter is None or named is None:
+            return None
+        try:
+            made = unseal(opened.made, MadeStep, verify)
+            index = await self._listed(audit, Digest(made.gradient))
+            if index.shape != {GRADIENT: self._shape[LOCAL]}:
+                return None
+            slope = (await self._pulled(audit, index))[GRADIENT]
+            before = shown_state(named, await self._listed(audit, Digest(named.state)))
+        except (Differs, NotShown, PeerError, NetError, Refused):
+            return None  # who shows nothing is judged by a majority
+        letters, states = (letter, opened.made), (before, shown_state(opened.after, looked.theirs))
+        vectors = (looked.before, theirs)
+        return await self._context.compute.serve(lambda: of_step(letters, head, states, vectors, slope))
+
+    async def _proof_of_payload(
+        self, audit: Audit, answer: AuditAnswer, head: Head, vectors: tuple[Tensor, Tensor], right: Sequence[Buffer]
+    ) -> Warrant | None:
+        """Return what shows that a payload was not made of the last state, if it was not.
+
+        Args:
+            vectors: the parameters that the work began with, and those that it ended with.
+            right: the parts of the payload that was to be made of them.
+        """
+        work, parts = audit.work, parts_in(self._kept.listed(Digest(audit.work.payload)) or b"")
+        if len(parts) != len(right) or not answer.begins or answer.last is None:
+            return None
+        try:
+            payload = [await self._part(audit, each, own) for each, own in zip(parts, right, strict=True)]
+            named = answer.begins[0], answer.last
+            first, last = [shown_state(each, await self._listed(audit, Digest(each.state))) for each in named]
+        except (Differs, PeerError, NetError, Refused):
+            return None
+        before, after = (each.numpy() for each in vectors)
+        return await self._context.compute.serve(
+            lambda: self._proof(
+                audit, lambda: prove_payload(work, ground(head), (first, last), (before, after), payload, right)
+            )
+        )
+
+    async def _part(self, audit: Audit, wanted: Digest, own: Buffer) -> Buffer:
+        """Return a part of the work's payload, which is no longer than this machine's own."""
+        num, node = memoryview(own).nbytes, self._context.node
+        return await node.fetch_within(PeerId(audit.work.peer), wanted, num, room) if num else b""
 
     def _check_claim(self, work: Work) -> None:
         """Check that what is claimed is as much as so many steps of these leases take."""
@@ -387,11 +483,13 @@ class Auditor:
             if number == 0:
                 if _vector(begin, LOCAL).chunks != head.outer.chunks:
                     raise Differs("it did not begin at the run's parameters")
-                await self._check_optimizer(audit, answer, _others(begin))
+                await self._check_optimizer(audit, answer, shown_state(named, begin), _others(begin))
                 continue
             ended = await self._index(audit, answer.ends[number - 1], at - 1, work)
             if _others(ended) != _others(begin):
-                raise Differs("its optimizer is another after a round")
+                before, after = shown_state(answer.ends[number - 1], ended), shown_state(named, begin)
+                prove = partial(prove_move, work, ground(heads[0]), number, before, after)
+                raise Differs("its optimizer is another after a round", self._proof(audit, prove))
             moved = await self._moved(audit, ended, heads[number - 1], head)
             if moved != _vector(begin, LOCAL).chunks:
                 raise Differs("it did not keep what it had when it was moved to other parameters")
@@ -409,14 +507,22 @@ class Auditor:
 
         return await self._context.compute.serve(chunks)
 
-    async def _check_optimizer(self, audit: Audit, answer: AuditAnswer, memory: tuple[VectorIndex, ...]) -> None:
-        """Check that the first optimizer is that of the work before, or a new one."""
+    async def _check_optimizer(
+        self, audit: Audit, answer: AuditAnswer, first: ShownState, memory: tuple[VectorIndex, ...]
+    ) -> None:
+        """Check that the first optimizer is that of the work before, or a new one.
+
+        Args:
+            first: the first state; memory: its optimizer.
+        """
         work = audit.work
         if work.follows is None:
             zeros = {each.name: torch.zeros(each.num) for each in memory}
             fresh = await self._context.compute.serve(lambda: state_index(zeros))
-            if fresh.vectors != memory or work.num_before or work.error is not None:
-                raise Differs("it says that its optimizer is new, and it is not")
+            is_said = not work.num_before and work.error is None
+            if fresh.vectors != memory or not is_said:
+                prove = partial(prove_start, work, None, first if is_said else None)
+                raise Differs("it says that its optimizer is new, and it is not", self._proof(audit, prove))
             return
         follows = Digest(work.follows)
         before_it = self._rounds.works.known(follows) or await self._rounds.works.fetch(follows, [PeerId(work.peer)])
@@ -427,13 +533,19 @@ class Auditor:
             raise Differs("its optimizer goes on from work that was not its own")
         if counted_in is None and oldest is not None and before_it.round > oldest:
             raise Differs("its optimizer goes on from work that no round has counted")
-        at = num_states(before_it.segments, self._trace_every) - 1
-        if _others(await self._index(audit, answer.followed, at, before_it)) != memory:
-            raise Differs("its optimizer does not go on from the work that it names")
+        letter = self._rounds.works.signed(follows)
         if work.num_before != before_it.num_before + before_it.num_steps or work.error != before_it.left:
-            raise Differs("it does not go on from the work that it names")
+            by_words = self._proof(audit, partial(prove_start, work, letter), letter)
+            raise Differs("it does not go on from the work that it names", by_words)
+        at = num_states(before_it.segments, self._trace_every) - 1
+        ended = await self._index(audit, answer.followed, at, before_it)
+        if _others(ended) != memory:
+            prove = partial(prove_start, work, letter, first, shown_state(answer.followed, ended))
+            raise Differs("its optimizer does not go on from the work that it names", self._proof(audit, prove, letter))
 
-    async def _check_payload(self, audit: Audit, last: StateIndex, head: Head, outer: Tensor) -> None:
+    async def _check_payload(
+        self, audit: Audit, answer: AuditAnswer, last: StateIndex, head: Head, outer: Tensor
+    ) -> None:
         """Check that the payload was made of the last state."""
         work, error = audit.work, None
         local = (await self._pulled(audit, last, {LOCAL}))[LOCAL]
@@ -443,11 +555,12 @@ class Auditor:
                 raise Differs("what its codec had left before is no such thing")
             error = (await self._pulled(audit, index))[ERROR]
         try:
-            payload, left = await self._context.compute.serve(lambda: self._encoded(work, head, outer, local, error))
+            parts, left = await self._context.compute.serve(lambda: self._encoded(work, head, outer, local, error))
         except (NotFinite, RuntimeError, ValueError) as failure:  # of its numbers, or of how many there are
             raise Differs(f"no payload can be made of its last state: {first_line(failure)}") from None
-        if payload != work.payload:
-            raise Differs("its payload is not what its training steps came to")
+        if payload_of(map(digest, parts)) != work.payload:
+            found = await self._proof_of_payload(audit, answer, head, (outer, local), parts)
+            raise Differs("its payload is not what its training steps came to", found)
         if left != work.left:
             raise Differs("what its codec left is not what it says")
 
@@ -459,13 +572,12 @@ class Auditor:
 
     def _encoded(
         self, work: Work, head: Head, outer: Tensor, local: Tensor, error: Tensor | None
-    ) -> tuple[Digest, Digest | None]:
+    ) -> tuple[tuple[Buffer, ...], Digest | None]:
         method, scope = self._method(head), self._replica.scope
         ranges = cut(scope.num_sent(Round(work.round)), head.manifest.uplinks)
         delta = method.delta(outer, local)
         encoded, left = encode_payload(method, scope, {OUTER: outer}, delta, error, ranges, work.round)
-        name = payload_of(digest(part) for part in encoded)
-        return name, named_error(left)
+        return encoded, named_error(left)
 
     # --- what the worker shows ---
 

@@ -1,6 +1,8 @@
 """Both ends of audits in one peer, and what comes of them.
 
 equal                     an event; of what a newcomer has brought and is not counted yet, a verdict, too
+shown to be false         evidence for all members, each of whom checks it: the next manifest strikes out; and a verdict
+                              of each who knows what the round has counted, so that it can be taken out
 differs, unanswered       a verdict for all members, each of whom looks for itself:
                               more than half come to the same      a manifest strikes out, or counts that it did not
                                                                    answer (`weft.sync.governance`)
@@ -32,16 +34,17 @@ from weft.peer.context import Context
 from weft.peer.round.driver import RoundDriver
 from weft.peer.state.carry import Carry
 from weft.peer.state.replica import Replica
-from weft.store.index import StateIndex
 from weft.sync.governance import findings_in
 from weft.sync.merge.reduce import EncodedPart
 from weft.sync.records import quarantine
-from weft.sync.records.acts import Finding
+from weft.sync.records.acts import Finding, Warrant
 from weft.sync.records.charter import Charter
+from weft.sync.records.index import StateIndex
 from weft.sync.records.messages import Counted, Manifest, payload_of
 from weft.tasks import Tasks
 from weft.training.trainer import Trainer
 from weft.verify.draw import Draw
+from weft.verify.evidence.evidence import Lie
 from weft.verify.suspicion import Suspicion
 from weft.wire import Signed, digest_of, seal
 
@@ -87,7 +90,7 @@ class Audits:
         counters = Counters(context, replica, rounds, heads, kept)
         self._taken = _Taken(
             rounds,
-            Auditor(context, self._trainer, replica, rounds, heads, self._sealing, tasks, self._work_found),
+            Auditor(context, self._trainer, replica, rounds, heads, kept, self._sealing, tasks, self._work_found),
             kept,
             Merges(context, replica, rounds, heads, kept, counters, tasks, self._merge_found),
             counters,
@@ -96,6 +99,7 @@ class Audits:
             rounds.works.keep(work)
         self._sealing.begin(rounds.works)
         rounds.acts.on_verdict(self._heard)
+        rounds.acts.on_lie(self._proven)
 
     def note(self, manifest: Manifest, charter: Charter, state: StateIndex) -> None:
         """Note that the replicated vectors after a manifest, this peer's head, are those of an index."""
@@ -222,6 +226,16 @@ class Audits:
                 self._tell(peer, audit.round, audit.name, audit.link.before, found)
         self._conclude(peer, audit.round, audit.name, audit.link.before, found, audit.accuser)
 
+    def _proven(self, lie: Lie, _warrant: Warrant) -> None:
+        """Say what a round has counted of work that is proven to be false: evidence does not tell."""
+        round = None if lie.work is None else self.heads.counted_in(lie.work)
+        if self._taken is None or lie.work is None or round is None or lie.peer == self._context.node.peer:
+            return
+        weighed = self._taken.counters.weighed(lie.peer, round, lie.work)
+        if weighed is not UNSET:
+            found = Found("differs", lie.what)
+            self._taken.rounds.acts.take(self._verdict(lie.peer, round, lie.work, 0, found))
+
     def _conclude(
         self, peer: PeerId, round: Round, work: Digest, before: int, found: Found, accuser: PeerId | None
     ) -> None:
@@ -240,6 +254,12 @@ class Audits:
 
     def _tell(self, peer: PeerId, round: Round, work: Digest, before: int, found: Found) -> None:
         assert self._taken is not None
+        if found.proof is not None:
+            self._taken.rounds.acts.accuse(found.proof)
+        self._taken.rounds.acts.take(self._verdict(peer, round, work, before, found))
+
+    def _verdict(self, peer: PeerId, round: Round, work: Digest, before: int, found: Found) -> Signed:
+        assert self._taken is not None
         verdict = Finding(
             run=self._replica.run.run,
             peer=peer,
@@ -250,4 +270,4 @@ class Audits:
             why=found.why[:MAX_REASON_CHARS],
             weighed=self._taken.counters.weighed(peer, round, work) if found.outcome == "differs" else UNSET,
         )
-        self._taken.rounds.acts.take(seal(self._context.identity, verdict))
+        return seal(self._context.identity, verdict)

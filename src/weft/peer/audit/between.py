@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.clock import Clock
 from weft.cost.audits import num_between, spacing
 from weft.peer.state.checkpoint import read_vectors
-from weft.store.index import StateIndex
+from weft.sync.records.index import StateIndex
 from weft.wire import Record
 
 KEPT_ROUNDS, KEPT_S = 2, 30.0  # both over: auditors ask as soon as a round is decided

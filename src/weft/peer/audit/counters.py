@@ -38,7 +38,7 @@ from weft.peer.context import Context
 from weft.peer.round.driver import RoundDriver
 from weft.peer.round.merge import TakenOut
 from weft.peer.state.replica import Replica
-from weft.sync.governance import accused, findings_in
+from weft.sync.governance import accused, findings_in, read_lie
 from weft.sync.merge.counter import Piece, pieces, wanted
 from weft.sync.records.acts import Weighed
 from weft.sync.records.charter import Charter, FalseWork
@@ -211,6 +211,8 @@ class Counters:
             peer, verdicts = accused(warrant), findings_in(warrant)
             if peer is not None and verdicts:
                 self._tell_struck_out(manifest, peer, verdicts[0].round, Digest(verdicts[0].work))
+            elif peer is not None and (work := read_lie(warrant).work) is not None:
+                self._tell_proven(manifest, peer, work)
         for each in works:
             if each.taken_out is UNSET and manifest.round == each.round + WITHIN:
                 self._tell_stays(manifest, PeerId(each.peer), each.round, self._why(each))
@@ -224,6 +226,13 @@ class Counters:
             self._tell_stays(manifest, peer, round, why_not(*known) or DISAGREED)
         elif manifest.round > round + WITHIN:
             self._tell_stays(manifest, peer, round, self._why(false))
+
+    def _tell_proven(self, manifest: Manifest, peer: PeerId, work: Digest) -> None:
+        """Say where nothing can be taken out of work that is proven false: else verdicts say what is."""
+        round = self._heads.counted_in(work)
+        known = None if round is None else self._counted(round, work)
+        if round is not None and known is not None and (why := why_not(*known)):
+            self._tell_stays(manifest, peer, round, why)
 
     def _why(self, false: FalseWork) -> str:
         return LOST if false.weighed.method == digest_of(self._replica.charter.settings.method) else CHANGED

@@ -7,9 +7,9 @@ from weft.errors import DataError, DiskFull
 from weft.events import Emit, Notice
 from weft.ids import Digest, PeerId, Round
 from weft.store.home import RecordFile
-from weft.store.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
 from weft.sync.merge.method import OUTER
 from weft.sync.records.charter import Charter
+from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
 from weft.sync.records.messages import Manifest, own_work, works_in
 from weft.wire import Record, digest_of
 

@@ -134,3 +134,8 @@ def is_plan_of(plan: Collect, manifest: Manifest) -> bool:
         and plan.awaited == manifest.awaited
         and plan.counters == manifest.counters
     )
+
+
+def room(nbytes: int) -> memoryview:
+    """Return memory for what is fetched."""
+    return memoryview(bytearray(nbytes))

@@ -20,6 +20,7 @@ from weft.ids import Digest, PeerId
 from weft.ledger.tree import is_leaf
 from weft.peer.audit.outcome import Found
 from weft.peer.messages import NamedState
+from weft.sync.records.acts import Warrant
 from weft.sync.records.work import Segment, num_states
 
 Phase = Literal["asking", "making", "opening", "comparing", "ended"]
@@ -67,9 +68,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Untrue:
-    """What it has named is not so."""
+    """What it has named is not so.
+
+    Args:
+        proof: as of `Found`.
+    """
 
     why: str
+    proof: Warrant | None = None
 
 
 @dataclass(frozen=True)
@@ -107,8 +113,8 @@ def step(looking: Looking, event: Event) -> Looking:
             return _ended(Found("equal")) if name == looking.made else replace(looking, phase="comparing")
         case Measured(found=found):
             return _ended(found)
-        case Untrue(why=why):
-            return _ended(Found("differs", why))
+        case Untrue(why=why, proof=proof):
+            return _ended(Found("differs", why, proof=proof))
         case Missing(why=why, has_vote=has_vote, is_over=is_over, is_old=is_old):
             if not has_vote:
                 return _ended(None)

@@ -7,7 +7,7 @@
     drawn      by the ticket's signature, and the result's digest
     fetched    what each contribution has of the part, and what false works have of it that are taken out, from who
                brought it, the owner, or who has found a fault
-    found      equal | differs | unanswered
+    found      equal | differs | unanswered; with it, where one block of it is enough, what shows that to anybody
 
     traces/heard/    what the owners of a round's parts have said, by the digest of its manifest
 
@@ -29,16 +29,18 @@ from weft.events import Notice
 from weft.ids import Digest, PeerId, Round, short
 from weft.peer.audit.counters import Counters
 from weft.peer.audit.heads import Head, Heads
-from weft.peer.audit.kept import Kept, is_plan_of
+from weft.peer.audit.kept import Kept, is_plan_of, room
 from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Found, Patience
+from weft.peer.audit.proving import of_merge
 from weft.peer.context import Context
 from weft.peer.round.driver import RoundDriver
 from weft.peer.state.replica import Replica
 from weft.sync.merge import reduce
 from weft.sync.merge.counter import Piece
 from weft.sync.merge.counter import wanted as wanted_of
-from weft.sync.records.acts import Finding
+from weft.sync.records.acts import Finding, Warrant
 from weft.sync.records.messages import Base, Certificate, Collect, Manifest, next_base
+from weft.sync.records.parts import cut
 from weft.tasks import Tasks
 from weft.verify.draw import drawn
 from weft.wire import Buffer, Record, Signed, decode, digest_of, encode
@@ -64,6 +66,7 @@ class Heard(Record, frozen=True, kw_only=True):
     manifest: Manifest
     plan: Collect  # with the digests of all parts
     parts: tuple[int, ...]  # whose owners have said of this plan what the manifest names
+    letters: tuple[Signed | None, ...] = ()  # of these parts: what the owners have signed
 
 
 class Merges:
@@ -128,8 +131,9 @@ class Merges:
             for number, part in enumerate(manifest.parts)
             if (part.owner, part.result) == (plan.owners[number], results.get(number))
         )
-        name = digest_of(manifest)
-        self._known[name] = Heard(manifest=manifest, plan=plan, parts=heard)
+        name, by = digest_of(manifest), digest_of(plan)
+        letters = tuple(self._rounds.inbox.merged(manifest.parts[part].owner, part, by) for part in heard)
+        self._known[name] = Heard(manifest=manifest, plan=plan, parts=heard, letters=letters)
         self._kept.note(manifest.round, plan)
         try:
             write_atomically(self._heard / name, [encode(self._known[name])], is_synced=False)
@@ -194,7 +198,7 @@ class Merges:
         if known is None or before is None:
             return None
         base = next_base(before.manifest, before.charter)
-        here = reduce.cut(self._replica.scope.num_sent(base.round), base.uplinks)[merge.part]
+        here = cut(self._replica.scope.num_sent(base.round), base.uplinks)[merge.part]
         patience = Patience(self._rounds, self._context.clock)
         async with self._one_at_a_time:
             fetched, why = await self._fetched(merge, known.plan, base, here, patience)
@@ -202,11 +206,31 @@ class Merges:
                 return Found("unanswered", why) if self._has_vote(merge.owner) else None
             (pieces, brought), leases = fetched, before.manifest.leases
             again = await self._rounds.merger.again(base, leases, known.plan, here, brought, merge.part, pieces)
-        if again == merge.result:
-            return Found("equal")
-        self._shown[merge.result] = merge.round, brought
+            if again is not None and again.digest == merge.result:
+                return Found("equal")
+            self._shown[merge.result] = merge.round, brought
+            found = (
+                None if again is None else await self._proof(merge, known, before, len(here), again.encoded, brought)
+            )
         what = "something that is no payload" if again is None else "something else than what was brought"
-        return Found("differs", f"of part {merge.part} of the round it has merged {what}")
+        return Found("differs", f"of part {merge.part} of the round it has merged {what}", proof=found)
+
+    async def _proof(
+        self, merge: Merge, known: Heard, before: Head, num: int, right: Buffer, brought: Mapping[Digest, Buffer]
+    ) -> Warrant | None:
+        """Return what shows that a part was merged otherwise."""
+        letters = dict(zip(known.parts, known.letters, strict=False))
+        letter, most = letters.get(merge.part), memoryview(right).nbytes
+        result = self._rounds.chain.result(merge.result)
+        if letter is None:
+            return None
+        try:
+            if result is None:
+                result = await self._context.node.fetch_within(merge.owner, merge.result, most, room)
+        except (PeerError, NetError, Refused):
+            return None
+        shown, plan = result, known.plan
+        return await self._context.compute.serve(lambda: of_merge(letter, before, plan, num, shown, right, brought))
 
     async def _fetched(
         self, merge: Merge, plan: Collect, base: Base, here: range, patience: Patience
@@ -250,12 +274,8 @@ class Merges:
             if holder != node.peer and node.is_linked(holder):
                 with suppress(PeerError, NetError, Refused, TimeoutError):
                     async with asyncio.timeout(limit_s):
-                        return await node.fetch_within(holder, wanted, most, _room)
+                        return await node.fetch_within(holder, wanted, most, room)
         raise PeerError(f"nobody shows what {short(by)} brought to it")
 
     def _has_vote(self, peer: PeerId) -> bool:
         return peer in self._rounds.chain.base.electorate
-
-
-def _room(nbytes: int) -> memoryview:
-    return memoryview(bytearray(nbytes))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from weft.clock import Clock
 from weft.peer.round.driver import RoundDriver
-from weft.sync.records.acts import Outcome
+from weft.sync.records.acts import Outcome, Warrant
 
 ANSWER_ROUNDS, ANSWER_S = 4, 30.0
 ASK_AGAIN_S = 1.0
@@ -19,11 +19,13 @@ class Found:
 
     Args:
         distance: between both states, where steps were done again: relative to what they changed.
+        proof: what shows it to anybody; None: a majority has to look for itself.
     """
 
     outcome: Outcome
     why: str = ""
     distance: float = 0.0
+    proof: Warrant | None = None
 
 
 class Patience:

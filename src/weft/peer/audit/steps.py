@@ -36,6 +36,7 @@ def repeat(
     first: int,
     num_steps: int,
     on_step: Callable[[int], None] = lambda _num: None,
+    on_gradient: Callable[[Tensor, float], None] = lambda _gradient, _norm: None,
 ) -> dict[str, Tensor]:
     """Return the state after `num_steps` training steps of a segment. The trainer is as before.
 
@@ -46,6 +47,7 @@ def repeat(
         num_before: steps that the optimizer has made before the segment.
         first: steps of the segment that are made already.
         on_step: told after each how many of the segment are made, while the trainer is there.
+        on_gradient: as of the trainer.
 
     Raises:
         DataError: the segment has no such steps.
@@ -67,7 +69,7 @@ def repeat(
         trainer.load_private_state({**state, "num_steps": counter})
         trainer.set_local(state[LOCAL])
         trainer.set_center(outer)
-        trainer.on_step = on_step
+        trainer.on_step, trainer.on_gradient = on_step, on_gradient
         trainer.train(positions, head.manifest.committed_tokens, pace, num_done=first)
         return {name: vector.clone() for name, vector in state_of(trainer).items()}
 

@@ -45,8 +45,8 @@ from weft.peer.state.checkpoint import write_vectors
 from weft.peer.state.replica import Replica
 from weft.store.chunks import state_index
 from weft.store.home import RecordFile
-from weft.store.index import StateIndex
 from weft.sync.merge.method import OUTER
+from weft.sync.records.index import StateIndex
 from weft.sync.records.messages import Counted, Manifest
 from weft.sync.records.work import MAX_SEGMENTS, Segment, Work
 from weft.training.trainer import Trainer

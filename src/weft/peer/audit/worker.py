@@ -3,7 +3,8 @@
     AuditRequest ──►  the ticket says which steps     made again from the last state before them that is on the disk: on
       ◄── AuditAnswer                                 the way, the state before them is kept, and the one after
     AuditSealed ──►   the auditor has done them, and sealed what it came to: all are told (`sealing`)
-      ◄── AuditOpened                                 what this peer came to
+      ◄── AuditOpened                                 what this peer came to; of one step in exact numbers it signs what
+                                                      that was made of
 
 Failure:
 - this machine does not come to its own states again, as a device that adds up in another order each time: an event says
@@ -14,6 +15,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msgspec import UNSET, UnsetType
 from torch import Tensor
 
 from weft.cost.audits import MAX_SHOWN
@@ -30,17 +32,18 @@ from weft.peer.context import Context
 from weft.peer.messages import AuditAnswer, AuditOpened, AuditRequest, AuditSealed, NamedState
 from weft.peer.state.replica import Replica
 from weft.store.chunks import chunks, state_index
-from weft.store.index import StateIndex
 from weft.sync.merge.method import OUTER
 from weft.sync.records.acts import Finding
+from weft.sync.records.index import StateIndex
 from weft.sync.records.messages import works_in
-from weft.sync.records.work import Link, link, link_from, num_links, state_before
+from weft.sync.records.work import Link, MadeStep, link, link_from, num_links, state_before
 from weft.tasks import Tasks
 from weft.training.trainer import Trainer
 from weft.verify.draw import Draw, drawn
+from weft.verify.evidence.steps import GRADIENT
 from weft.verify.seals import Sealed
 from weft.verify.suspicion import TIMES
-from weft.wire import Buffer, Signed, digest_of, encode, unseal
+from weft.wire import Buffer, Signed, digest_of, encode, seal, unseal
 
 MAX_FAILED = 64
 MAX_WAITING = 8  # audits that wait for this machine to make the steps again
@@ -74,6 +77,7 @@ class _Shown:
 
     answer: AuditAnswer
     after: NamedState
+    made: Signed | UnsetType
     blobs: dict[Digest, Buffer] = field(repr=False)
     used_at: float = 0.0
     is_opened: bool = False
@@ -81,6 +85,20 @@ class _Shown:
     @property
     def nbytes(self) -> int:
         return sum(memoryview(blob).nbytes for blob in self.blobs.values())
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """What some steps of a segment come to.
+
+    Args:
+        gradient: of the step, if it is one, and its `norm`.
+    """
+
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+    gradient: Tensor | None
+    norm: float
 
 
 class Worker:
@@ -123,7 +141,7 @@ class Worker:
             return AuditOpened(after=None)
         self._sealing.pass_on(request.letter)
         found.is_opened = True
-        return AuditOpened(after=found.after)
+        return AuditOpened(after=found.after, made=found.made)
 
     def _is_sealed(self, peer: PeerId, request: AuditSealed, found: _Shown) -> bool:
         """Return whether an auditor has sealed what it came to by these very steps."""
@@ -253,7 +271,7 @@ class Worker:
 
     def _found(self, told: Told, link: Link) -> _Shown:
         blobs, segments, every = Blobs(), told.work.segments, self._trace.trace_every
-        before, after = self._passed(told, link.segment, link.first, link.first + link.num_steps)
+        passed = self._passed(told, link.segment, link.first, link.first + link.num_steps)
         begins, ends = list[NamedState](), list[NamedState]()
         for number, piece in enumerate(told.pieces):
             kept = piece.start.read(self._trace.folder)
@@ -261,7 +279,7 @@ class Worker:
             begins.append(told.named(blobs.list(state_index(kept)), state_before(segments, every, number)))
             if number + 1 < len(told.pieces):
                 steps = piece.segment.num_steps
-                _, ended = self._passed(told, number, steps, steps) if steps else (kept, kept)
+                ended = self._passed(told, number, steps, steps).after if steps else kept
                 blobs.show({LOCAL: ended[LOCAL]})
                 at = state_before(segments, every, number + 1) - 1
                 ends.append(told.named(blobs.list(state_index(ended)), at))
@@ -272,31 +290,50 @@ class Worker:
             followed = before_it.named(blobs.list(before_it.last), before_it.num_states - 1)
         answer = AuditAnswer(
             is_ready=True,
-            before=told.named(blobs.show(before), link.before),
+            before=told.named(blobs.show(passed.before), link.before),
             last=told.named(blobs.list(told.last), told.num_states - 1),
             begins=tuple(begins),
             ends=tuple(ends),
             followed=followed,
         )
-        return _Shown(answer, told.named(blobs.show(after), link.before + 1), blobs.held)
+        after = told.named(blobs.show(passed.after), link.before + 1)
+        return _Shown(answer, after, self._signed(told, link, passed, blobs), blobs.held)
 
-    def _passed(self, told: Told, number: int, first: int, stop: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the states after `first` and after `stop` steps of a segment."""
+    def _signed(self, told: Told, link: Link, passed: "_Passed", blobs: Blobs) -> Signed | UnsetType:
+        """Return what this peer signs of a step, whose gradient can be fetched from then on; unset: it is none such."""
+        if passed.gradient is None or link.num_steps != 1:
+            return UNSET
+        gradient = blobs.show({GRADIENT: passed.gradient})
+        run, work = self._replica.run.run, told.name
+        made = MadeStep(run=run, work=work, before=link.before, gradient=gradient, norm=passed.norm)
+        return seal(self._context.identity, made)
+
+    def _passed(self, told: Told, number: int, first: int, stop: int) -> "_Passed":
+        """Return the states after `first` and after `stop` steps of a segment, and the last gradient."""
         piece = told.pieces[number]
         head = self._heads.known(Digest(piece.segment.head))
         if head is None:
             raise CheckpointError("the round that its segment began at is no longer known here.")
         outer, (made, kept) = piece.outer(self._trace.folder), piece.nearest(self._trace.folder, first)
-        states = {made: kept}
+        states, slopes = {made: kept}, list[tuple[Tensor, float]]()
+        num_made, audits = made, self._replica.charter.audits
+        is_signed = first + 1 == stop and audits is not UNSET and audits.exact is not UNSET
 
         def note(num_steps: int) -> None:
+            nonlocal num_made
+            num_made = num_steps
             if num_steps in (first, stop):
                 states[num_steps] = {name: vector.clone() for name, vector in state_of(self._trainer).items()}
 
+        def take(gradient: Tensor, norm: float) -> None:
+            if is_signed and num_made == first:
+                slopes.append((gradient.clone(), norm))
+
         run, before = self._replica.run, piece.num_before
         if stop > made:
-            repeat(self._trainer, run, head, piece.segment, kept, outer, before, made, stop - made, on_step=note)
-        return states[first], states[stop]
+            repeat(self._trainer, run, head, piece.segment, kept, outer, before, made, stop - made, note, take)
+        gradient, norm = slopes[-1] if slopes else (None, 0.0)
+        return _Passed(states[first], states[stop], gradient, norm)
 
     def sweep(self) -> None:
         """Let go of what nobody can ask for any more."""

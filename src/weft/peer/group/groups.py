@@ -58,9 +58,10 @@ from weft.peer.round.driver import RoundDriver
 from weft.peer.round.payloads import Payloads
 from weft.sync.merge.reduce import EncodedPart, GroupMean
 from weft.sync.records.messages import MAX_GROUP, Base, Certificate, GroupRecord, Manifest, Stake, claims_in
+from weft.sync.records.weights import weight
 from weft.sync.round.groups import Offer, is_grace_due, may_close, parents, record_of, slices, tokens_of
 from weft.sync.round.machine import NUM_REMEMBERED, Status, deadline_s
-from weft.sync.round.shares import shares, weight
+from weft.sync.round.shares import shares
 from weft.tasks import Tasks
 from weft.wire import MAX_RECORD_NBYTES, Buffer, decode, digest, encode, unseal
 

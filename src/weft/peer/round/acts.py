@@ -1,7 +1,7 @@
 """Acts on their way into a manifest: taken from whoever hands them in, told to all, kept until they are decided.
 
     a person  -- HandIn -->  any member  -- ActNote -->  all members  -- next manifest -->  holds for all
-    two notes that contradict each other  -- ContradictionNote -->  likewise, and nobody has to ask
+    what proves by itself that a member lies  -- LieNote -->  likewise, and nobody has to ask
 
 A member keeps what takes effect where the run stands. Acts of one steward wait in the order of their serials; ballots
 for the removal of a key wait until more than half of the electorate has cast one. What waits is told again now and
@@ -40,13 +40,14 @@ from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import MAX_REASON_CHARS
 from weft.net.node import Node
 from weft.peer.chain import Chain
-from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, ContradictionNote, HandIn, HandInAnswer
+from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, HandIn, HandInAnswer, LieNote
 from weft.peer.round import verdicts
 from weft.store.home import RecordFile
 from weft.sync import governance
 from weft.sync.governance import Void
 from weft.sync.records import acts
 from weft.sync.records.messages import Manifest
+from weft.verify.evidence.evidence import Lie
 from weft.wire import Record, Signed, claimed, decode, digest_of, printable
 
 MAX_LIES = MAX_MEMBERS  # one of each of an electorate
@@ -76,7 +77,7 @@ def that_fit(lies: Iterable[acts.Warrant]) -> KnownLies:
     chosen: list[acts.Warrant] = []
     left_nbytes = MAX_NBYTES - MARGIN_NBYTES
     for lie in lies:
-        nbytes = MARGIN_NBYTES + sum(len(letter.body) for letter in lie.letters)
+        nbytes = MARGIN_NBYTES + lie.nbytes
         if len(chosen) < MAX_LIES and nbytes <= left_nbytes:
             chosen.append(lie)
             left_nbytes -= nbytes
@@ -125,6 +126,7 @@ class PendingActs:
         self._ballots: dict[tuple[PeerId, PeerId], Signed] = {}  # by the key to be removed, and the voter
         self._verdicts: verdicts.Cast = {}
         self._on_verdict: list[Callable[[Signed, acts.Finding], None]] = []
+        self._on_lie: list[Callable[[Lie, acts.Warrant], None]] = []
         self._lies: dict[PeerId, acts.Warrant] = {}  # by who told them, of present members, oldest first
         self._aware: dict[PeerId, set[PeerId]] = {}  # of each of these, who of those linked has heard
         self._told_nbytes: dict[PeerId, int] = {}  # of them, to each since they were last told again
@@ -134,7 +136,7 @@ class PendingActs:
         node.serve(HandIn, self._on_hand_in)
         node.serve(CharterRequest, self._on_request)
         node.on_note(ActNote, self._on_note)
-        node.on_note(ContradictionNote, self._on_contradiction)
+        node.on_note(LieNote, self._on_lie_note)
         node.on_link(self._on_link)
 
     def recall(self) -> None:
@@ -210,25 +212,32 @@ class PendingActs:
         if peer in self._lies or self._is_dealt_with(lie):
             return
         try:
-            note, what = governance.read_contradiction(lie)
+            read = governance.read_lie(lie)
         except Void:
+            return
+        if read.run not in (None, self._chain.base.run):
             return
         self._lies[peer], self._aware[peer] = lie, set() if sender is None else {sender}
         self._save_lies()
-        self._emit(LieProven(member=peer, branch=note.branch, round=note.round, what=what))
+        self._emit(LieProven(member=peer, branch=read.branch, round=read.round, what=read.what))
+        for callback in self._on_lie:
+            callback(read, lie)
         self._prove(peer)
         self._on_change()
+
+    def on_lie(self, callback: Callable[[Lie, acts.Warrant], None]) -> None:
+        """Call `callback(lie, warrant)` for each that is proven of a member, once."""
+        self._on_lie.append(callback)
 
     def _is_dealt_with(self, lie: acts.Warrant) -> bool:
         """Return whether its teller is no member, or was struck out for it: keys are free to make, places are not."""
         peer, base = lie.letters[0].signer, self._chain.base
-        note = governance.note_in(lie)
-        return peer not in base.electorate or note is None or base.charter.is_dealt_with(peer, note.round)
+        round = governance.round_of(lie)
+        return peer not in base.electorate or round is None or base.charter.is_dealt_with(peer, round)
 
     def _prove(self, liar: PeerId) -> None:
         """Tell those linked that have not heard of this lie, as far as it is not too much for them at a time."""
-        first, second = self._lies[liar].letters
-        note, nbytes = ContradictionNote(first=first, second=second), len(first.body) + len(second.body)
+        note, nbytes = LieNote(lie=self._lies[liar]), self._lies[liar].nbytes
         for peer in sorted({*self._node.peers} - self._aware[liar]):
             told = self._told_nbytes.get(peer, 0) + nbytes
             if told <= TELL_NBYTES and self._node.post(peer, note):
@@ -353,8 +362,8 @@ class PendingActs:
     async def _on_note(self, peer: PeerId, note: ActNote) -> None:
         self.take(note.letter, peer)  # what is void here is so by the time it comes, or was never meant
 
-    async def _on_contradiction(self, peer: PeerId, note: ContradictionNote) -> None:
-        self.accuse(acts.Warrant(letters=(note.first, note.second)), peer)
+    async def _on_lie_note(self, peer: PeerId, note: LieNote) -> None:
+        self.accuse(note.lie, peer)
 
     async def _on_hand_in(self, _peer: PeerId, request: HandIn) -> HandInAnswer:
         if digest_of(request.letter) in self._decided:
@@ -374,13 +383,19 @@ class PendingActs:
 
 
 def told(manifest: Manifest) -> Iterator[ActEnacted]:
-    """Yield an event for each act that a committed manifest holds."""
+    """Yield an event for each act that a committed manifest holds.
+
+    Verdicts on who is struck out by evidence say what is to be taken out again, and do nothing else.
+    """
+    proven = {governance.accused(warrant) for warrant in manifest.acts if not governance.findings_in(warrant)}
     for warrant in manifest.acts:
         first = warrant.letters[0]
         if governance.clears(warrant):  # what comes of it is told as it is counted
             continue
         if verdicts := governance.findings_in(warrant):
             verdict, is_lie = verdicts[0], governance.accused(warrant) is not None
+            if is_lie and (verdict.peer in proven or verdict.peer not in manifest.left):
+                continue
             yield ActEnacted(
                 branch=manifest.branch,
                 round=manifest.round,
@@ -398,7 +413,7 @@ def told(manifest: Manifest) -> Iterator[ActEnacted]:
                 by=(),
                 kind=STRIKE_OUT,
                 subject=liar,
-                reason=governance.read_contradiction(warrant)[1],
+                reason=governance.read_lie(warrant).what,
                 changes={},
             )
             continue
@@ -429,9 +444,10 @@ def why_removed(event: ActEnacted) -> str:
         )
     if event.kind == STRIKE_OUT:
         return (
-            f"the members banned this key after round {event.round}: {event.reason}. A peer whose disk is intact never "
-            "signs that: this key runs on two machines, or its folder was restored from a copy, or the program was "
-            "changed. The key may not come back; join with another (weft keys new)."
+            f"the members banned this key after round {event.round}: {event.reason}. A peer whose disk and memory are "
+            "intact never signs that: this key runs on two machines, or its folder was restored from a copy, or the "
+            "machine computes wrongly, or the program was changed. The key may not come back; join with another (weft "
+            "keys new)."
         )
     who = several(len(event.by), "member") if event.kind == "vote out" else f"steward {short(event.by[0])}"
     reason = event.reason.rstrip(".") or "no reason was given"

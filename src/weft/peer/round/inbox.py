@@ -72,6 +72,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
+from msgspec import UNSET
 
 from weft import keys
 from weft.clock import Clock
@@ -414,6 +415,7 @@ class Inbox:
         self._told: dict[PeerId, tuple[Round, float]] = {}  # who was told which decision last, and when
         self._clock = context.clock
         self.evidence = EvidenceKeeper(context.node, chain, accuse, self.signatures.verify)
+        self._merged: dict[tuple[PeerId, int], tuple[Digest, Signed]] = {}  # by owner and part: the plan, and its word
 
     def on_record(self, callback: Callable[[messages.GroupRecord], object]) -> None:
         """Call `callback(record)` for each that is announced, and says of its group what that can bring."""
@@ -429,6 +431,7 @@ class Inbox:
         self._leaps.begin()
         self.proofs.begin()
         self.evidence.begin()
+        self._merged = {}
         self._weighing.clear()
         self.signatures.begin()
         self._gather.begin()
@@ -561,10 +564,30 @@ class Inbox:
     def _hear(self, heard: Heard) -> None:
         if (before := self._member.state) is None:
             return
+        if isinstance(heard.message, messages.Merged) and not self._is_kept(heard, heard.message):
+            return
         self.proofs.keep(before, heard.sender, heard.signed, heard.message)
         self._member.feed(Received(sender=heard.sender, message=heard.message))
         if (after := self._member.state) is not None and after.base == before.base:
             self._leaps.note(heard.sender, before.attempt, after.attempt)
+
+    def _is_kept(self, heard: Heard, merged: messages.Merged) -> bool:
+        """Keep what an owner says of its part where that may be shown to others; return whether it has signed it."""
+        if merged.plan is UNSET:
+            return True
+        try:
+            require_signature(heard.signed, self.signatures.verify)
+        except WireError:
+            return False
+        known = self._merged.get((heard.sender, merged.part))
+        if known is None or known[0] != merged.plan:  # of one plan its first word counts
+            self._merged[heard.sender, merged.part] = merged.plan, heard.signed
+        return True
+
+    def merged(self, owner: PeerId, part: int, plan: Digest) -> Signed | None:
+        """Return what an owner has said in this round of the part that it has merged by a plan; None: nothing."""
+        known = self._merged.get((owner, part))
+        return None if known is None or known[0] != plan else known[1]
 
     def _tell_decision(self, peer: PeerId, round: Round) -> None:
         now = self._clock.now()

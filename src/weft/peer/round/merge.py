@@ -41,9 +41,9 @@ from weft.sync.merge.method import Scope
 from weft.sync.method.choices import Choices
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Base, Collect, Contribution, Manifest, counted, payload_of
+from weft.sync.records.weights import awaited_weight, weight_of
 from weft.sync.round.machine import MergeDone, MergeFailed, Noticed, ResultHeld
 from weft.sync.round.neighbours import NOTHING, taken, takes_from
-from weft.sync.round.shares import awaited_weight, weight_of
 from weft.wire import Buffer
 
 
@@ -195,7 +195,7 @@ class RoundMerger:
         brought: Mapping[Digest, Buffer],
         part: int,
         pieces: tuple[Piece, ...] = (),
-    ) -> Digest | None:
+    ) -> reduce.EncodedPart | None:
         """Return what a part of any round comes to; None: something that was brought is no payload.
 
         Args:
@@ -208,7 +208,7 @@ class RoundMerger:
         out = TakenOut(pieces, brought)
         work = _Work(plan, here, base.round, charter, choices, awaited, is_mine=False, out=out)
         found = await self._merged(work, [brought[each.parts[part]] for each in plan.contributions])
-        return None if isinstance(found, _Failed) else found.digest
+        return None if isinstance(found, _Failed) else found
 
     def settle(self, manifest: Manifest) -> None:
         """Keep what was left of the results that a round has counted."""

@@ -48,6 +48,7 @@ from weft.sync.merge import dense, reduce
 from weft.sync.merge.method import Scope
 from weft.sync.merge.sharded import SpreadVector
 from weft.sync.records.messages import Base, Brought, Certificate, Collect, Contribution, Manifest
+from weft.sync.records.parts import cut
 from weft.sync.round.machine import Noticed, ResultHeld, Status
 from weft.sync.round.neighbours import dealt, receives
 from weft.tasks import Compute
@@ -153,7 +154,7 @@ class Payloads:
     def _cut_of(self, base: Base) -> tuple[range, ...]:
         if base.is_gossip:
             return (range(base.charter.settings.method.num_gossiped(self._scope.num)),)
-        return reduce.cut(self._scope.num_sent(base.round), base.uplinks)
+        return cut(self._scope.num_sent(base.round), base.uplinks)
 
     def results_in(self, base: Base) -> tuple[range, ...]:
         """Return where the parts lie that are merged in a round, and given to all."""

@@ -5,17 +5,21 @@
                has brought, what more than half of the settled members have found right
     still      what can come to something after a round
 
-Who has left or was struck out is counted no more: verdicts are of who has a vote when they are counted.
+Who has left or was struck out is counted no more: verdicts are of who has a vote when they are counted. Of who was
+struck out by evidence they can still say what a round has counted of the false work.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
+
+from msgspec import UNSET
 
 from weft.ids import Digest, PeerId, Round, short
 from weft.sync import governance
 from weft.sync.governance import Void
 from weft.sync.records import acts, quarantine
 from weft.sync.records.charter import UNANSWERED_FOR
+from weft.sync.records.counters import WITHIN
 from weft.sync.records.messages import Base
 from weft.wire import Signed, claimed
 
@@ -54,7 +58,7 @@ def kept(cast: Cast, base: Base, letter: Signed) -> Cast:
     is_right = judged.outcome == "equal"
     if is_right and voter not in quarantine.settled(base.charter, base.electorate):
         raise Void("who is in quarantine itself clears nobody")
-    if not may_judge(base, judged):
+    if not may_judge(base, judged, is_weighed=verdict.weighed is not UNSET):
         raise Void("it finds no fault, or the fault is dealt with")
     if sum(voter in each for each in cast.values()) >= MAX_VERDICTS:
         raise Void(f"{MAX_VERDICTS} verdicts of {short(voter)} wait already")
@@ -63,12 +67,30 @@ def kept(cast: Cast, base: Base, letter: Signed) -> Cast:
 
 def still(cast: Cast, base: Base) -> Cast:
     """Return the verdicts that can come to something in the round of `base`."""
-    return {judged: each for judged, each in cast.items() if may_judge(base, judged)}
+    left = {
+        judged: {by: each for by, each in mine.items() if _may_count(base, judged, each)}
+        for judged, mine in cast.items()
+    }
+    return {judged: mine for judged, mine in left.items() if mine}
 
 
-def may_judge(base: Base, judged: Judged) -> bool:
-    """Return whether a verdict can still come to something."""
-    if judged.peer not in base.electorate or not base.charter.audits:
+def _may_count(base: Base, judged: Judged, letter: Signed) -> bool:
+    return may_judge(base, judged) or may_judge(
+        base, judged, is_weighed=claimed(letter, acts.Finding).weighed is not UNSET
+    )
+
+
+def may_judge(base: Base, judged: Judged, *, is_weighed: bool = False) -> bool:
+    """Return whether a verdict can still come to something.
+
+    Args:
+        is_weighed: it tells what the round has counted of the work.
+    """
+    if not base.charter.audits:
+        return False
+    if is_weighed and governance.may_note_false(base.charter, judged.peer, judged.round):
+        return 0 < base.round - judged.round <= WITHIN
+    if judged.peer not in base.electorate:
         return False
     if judged.outcome == "equal":
         return quarantine.awaits(base.charter, judged.peer, judged.round, judged.work)

@@ -100,6 +100,11 @@ class Works:
         found = self._kept.get(name)
         return None if found is None else found[1]
 
+    def signed(self, name: Digest) -> Signed | None:
+        """Return a work as its worker has signed it; None: it is not here."""
+        found = self._kept.get(name)
+        return None if found is None else found[0]
+
     def has(self, manifest: Manifest) -> bool:
         return all(name in self._kept for _, name in works_in(manifest))
 

@@ -41,9 +41,9 @@ from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, on_corpus, re
 from weft.run.machine import PeerConfig
 from weft.store.chunks import chunk_bytes, chunks, index_of
 from weft.store.home import CHECKPOINT_FILE
-from weft.store.index import CHUNK_NBYTES, StateIndex, VectorIndex, VectorName
 from weft.sync.merge.method import OUTER
 from weft.sync.records.charter import Charter
+from weft.sync.records.index import CHUNK_NBYTES, StateIndex, VectorIndex, VectorName
 from weft.sync.records.messages import Manifest
 
 R = TypeVar("R")

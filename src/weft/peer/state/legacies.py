@@ -42,7 +42,6 @@ from weft.peer.state.replica import Replica
 from weft.peer.state.state_client import OFFER_S, StateClient
 from weft.store.chunks import raw
 from weft.store.home import RecordFile
-from weft.store.index import StateIndex
 from weft.sync.governance import history, legacy_tokens
 from weft.sync.merge.method import OUTER
 from weft.sync.merge.reduce import EncodedPart, encode_parts, legacy_codec_in, named
@@ -50,6 +49,7 @@ from weft.sync.method.choices import LowRankConfig
 from weft.sync.records.ancestry import ForkPoint, Legacy, fork_point, lacking
 from weft.sync.records.charter import Charter
 from weft.sync.records.counters import is_mixed
+from weft.sync.records.index import StateIndex
 from weft.sync.records.messages import Base, Certificate, LegacyProof, Manifest, Ready, next_base
 from weft.wire import Buffer, Record, digest_of
 

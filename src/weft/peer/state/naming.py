@@ -24,8 +24,8 @@ from weft.ids import Digest, PeerId, Round
 from weft.peer.context import Context
 from weft.peer.state.replica import Replica
 from weft.store.chunks import chunk_digests, chunks, index_of
-from weft.store.index import StateIndex
 from weft.sync.merge.sharded import SpreadVector
+from weft.sync.records.index import StateIndex
 from weft.sync.records.messages import Accept, Manifest
 from weft.tasks import Compute
 from weft.wire import Buffer, digest, digest_of

@@ -25,8 +25,8 @@ from weft.net.membership.membership import Membership
 from weft.net.multi_source import Blob, pull
 from weft.net.node import Node
 from weft.peer.messages import StateOffer, StateRequest
-from weft.store.index import MAX_INDEX_NBYTES, StateIndex
 from weft.sync.records.charter import Charter
+from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex
 from weft.sync.records.messages import Manifest, has_right_entry
 from weft.tasks import Compute
 from weft.wire import Buffer, decode, digest_of

@@ -27,10 +27,11 @@ from weft.codec.codec import Codec
 from weft.errors import PayloadError
 from weft.ids import Digest, PeerId
 from weft.sync.merge.mean import accumulate
-from weft.sync.merge.reduce import codec_in, cut, reply_codec_in
+from weft.sync.merge.reduce import codec_in, reply_codec_in
 from weft.sync.method.choices import Choices
 from weft.sync.records.acts import Weighed
 from weft.sync.records.messages import Manifest
+from weft.sync.records.parts import cut
 from weft.wire import Buffer
 
 

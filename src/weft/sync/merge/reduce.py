@@ -74,7 +74,6 @@ from weft.codec.build import build
 from weft.codec.codec import Codec, Elastic, Size, size_of
 from weft.codec.config import (
     LOSSY,
-    MAX_BLOCK,
     CodecConfig,
     ExtensionCodecConfig,
     Int2Config,
@@ -94,33 +93,8 @@ from weft.sync.merge.robust import RobustMean
 from weft.sync.merge.sharded import SpreadVector, empty_like
 from weft.sync.method.choices import Choices, ExtensionOuterConfig, Rule
 from weft.sync.records.messages import Brought, Manifest
+from weft.sync.records.parts import cut
 from weft.wire import Buffer, digest
-
-ALIGNMENT = MAX_BLOCK  # elements; every codec's block divides it, so a part's encoding does not depend on the cut
-
-
-def cut(num: int, uplinks: Sequence[int]) -> tuple[range, ...]:
-    """Return one part of [0, num) per entry of `uplinks`, sized in proportion to it.
-
-    Args:
-        num: elements of the vector.
-        uplinks: integers >= 0 in any unit; 0 owns an empty part. Where all are 0, all own alike.
-
-    Returns:
-        ranges that cover [0, num) in order without overlap; borders are multiples of `ALIGNMENT`, so each part is
-        within one `ALIGNMENT` of its share. Integer arithmetic: equal on all machines.
-    """
-    if not uplinks or min(uplinks) < 0:
-        raise ValueError(f"cannot cut among uplinks {list(uplinks)}: need one or more, none negative")
-    shares = list(uplinks) if any(uplinks) else [1] * len(uplinks)
-    total, num_blocks = sum(shares), -(-num // ALIGNMENT)
-    parts, start, cumulative = [], 0, 0
-    for share in shares:
-        cumulative += share
-        stop = min(num_blocks * cumulative // total * ALIGNMENT, num)
-        parts.append(range(start, stop))
-        start = stop
-    return tuple(parts)
 
 
 def parts_of(manifest: Manifest, scope: Scope) -> tuple[range, ...]:

@@ -3,7 +3,8 @@
     a steward   Act       Remove, Ban, Pardon, Amend, Succeed
     members     Ballot    for the removal of one key: of more than half of the electorate
     auditors    Finding   on one work, alike: of more than half of the electorate
-    evidence    two notes of a round that contradict each other: whoever has both strikes their signer's key out
+    evidence    two notes of a round that contradict each other, or what a member signed of its work and what shows that
+                it is not so (`weft.verify.evidence`): whoever has it strikes their signer's key out
 
 A manifest carries them as warrants, in the order in which they take effect: for the round after it, on all members
 alike. What they come to is the part of `weft.sync.governance`.
@@ -26,7 +27,7 @@ from weft.wire import Record, Signed
 
 MAX_ACTS = 4  # in one manifest; the next one takes the next
 MAX_LETTER_NBYTES = 16 << 10  # of a signed act or ballot: the longest holds a ticket
-# Of both notes of a contradiction: two proposals of 32 members have 142 kB, and with them a decision fits a frame.
+# Of what proves a lie: two proposals of 32 members have 142 kB, and with it a decision fits a frame.
 MAX_CONTRADICTION_NBYTES = 384 << 10
 MAX_TICKET_CHARS = 8192  # of eight members with many addresses
 MAX_SERIAL = 1 << 53
@@ -137,10 +138,18 @@ class Finding(Record, frozen=True, kw_only=True):
 
 
 class Warrant(Record, frozen=True, kw_only=True):
-    """What makes a decision hold: a steward's signed act; signed ballots or verdicts, ascending by signer; or two notes
-    of a round that one member signed and that contradict each other."""
+    """What makes a decision hold: a steward's signed act; signed ballots or verdicts, ascending by signer; two notes of
+    a round that one member signed and that contradict each other; or what one member signed, and what shows that it is
+    not so."""
 
     letters: Annotated[tuple[Signed, ...], Meta(min_length=1, max_length=MAX_MEMBERS)]
+    shown: Annotated[bytes, Meta(max_length=MAX_CONTRADICTION_NBYTES)] | UnsetType = UNSET  # unset: nothing but those
+
+    @property
+    def nbytes(self) -> int:
+        """Of what it holds, but for signatures and names."""
+        shown = b"" if self.shown is UNSET else self.shown
+        return len(shown) + sum(len(letter.body) for letter in self.letters)
 
 
 def changes_of(amend: Amend) -> dict[str, object]:

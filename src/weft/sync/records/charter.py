@@ -13,10 +13,11 @@ from msgspec import UNSET, Meta, UnsetType
 from weft.ids import PeerId, Round, RunId
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer
-from weft.sync.method.choices import Choices
+from weft.sync.method.choices import AdamWConfig, Choices, InnerSgdConfig
 from weft.sync.method.schedule import ScheduleConfig
 from weft.sync.records.acts import MAX_TOKENS, BatchSize, SeqLen, Succeed, TotalTokens, Weighed
 from weft.sync.records.ancestry import MAX_FORKS, MAX_TAKEN, Fork, Taken
+from weft.sync.records.index import MAX_NUM
 from weft.wire import Record
 
 MIN_ELECTORS = 3  # of two, no majority outlives one
@@ -94,6 +95,14 @@ class FalseWork(Record, frozen=True, kw_only=True):
     taken_out: Annotated[Round, Meta(ge=0, le=1 << 53)] | UnsetType = UNSET  # unset: none has
 
 
+class ExactTerms(Record, frozen=True, kw_only=True):
+    """What training steps are computed by, beside the settings, where others may compute one number of them again."""
+
+    optimizer: AdamWConfig | InnerSgdConfig
+    clip: Annotated[float, Meta(gt=0)]  # of the gradient's length
+    num_decayed: Annotated[int, Meta(ge=0, le=MAX_NUM)]  # parameters, the first so many, that take weight decay
+
+
 class AuditTerms(Record, frozen=True, kw_only=True):
     """How members audit each other's work."""
 
@@ -102,6 +111,7 @@ class AuditTerms(Record, frozen=True, kw_only=True):
     quarantine: Annotated[int, Meta(ge=1, le=MAX_QUARANTINE)] | UnsetType = (
         UNSET  # works of a newcomer that wait; unset: none
     )
+    exact: ExactTerms | UnsetType = UNSET  # unset: machines round otherwise, so a number proves nothing
 
 
 class Quarantined(Record, frozen=True, kw_only=True):

@@ -287,6 +287,7 @@ class Merged(RoundMessage, frozen=True, kw_only=True):
     part: _Part
     result: HexDigest
     plan: HexDigest | UnsetType = UNSET  # that it was merged by; unset: nobody's work is audited
+    head: HexDigest | UnsetType = UNSET  # of the manifest before: what weighs how much follows from it; unset likewise
 
 
 class Holding(RoundMessage, frozen=True, kw_only=True):

@@ -59,6 +59,16 @@ class Work(Record, frozen=True, kw_only=True):
         return sum(segment.num_steps for segment in self.segments)
 
 
+class MadeStep(Record, frozen=True, kw_only=True):
+    """What a peer signs of one inner step that is audited, in exact numbers: what it was made of."""
+
+    run: HexRun
+    work: HexDigest  # of the signed `Work`
+    before: _Count  # the number of the state that the step begins with
+    gradient: HexDigest  # the index of one vector: the mean over the batch, pulled to the center, and not shortened
+    norm: Annotated[float, Meta(ge=0)]  # its length
+
+
 @dataclass(frozen=True)
 class Link:
     """The inner steps between two states that are named.

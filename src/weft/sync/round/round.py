@@ -507,16 +507,17 @@ def publish(state: machine.State, done: machine.MergeDone) -> machine.Result:
     plan = done.plan
     if plan != state.plan:
         return state, ()
+    by, head = _named(state.base, plan)
     merged = messages.Merged(
-        attempt=plan.attempt, revision=plan.revision, part=done.part, result=done.result, plan=_named(state.base, plan)
+        attempt=plan.attempt, revision=plan.revision, part=done.part, result=done.result, plan=by, head=head
     )
     state = machine.replace(state, results={**state.results, done.part: done.result})
     return machine.then((state, (machine.Broadcast(message=merged),)), lambda state: hold(state, plan, done.part))
 
 
-def _named(base: messages.Base, plan: messages.Collect) -> Digest | UnsetType:
-    """Return what an owner says that it has merged by; unset: nobody will merge it again."""
-    return UNSET if base.charter.audits is UNSET else digest_of(plan)
+def _named(base: messages.Base, plan: messages.Collect) -> tuple[Digest | UnsetType, Digest | UnsetType]:
+    """Return what an owner says that it has merged by, and after which manifest; unset: nobody will merge it again."""
+    return (UNSET, UNSET) if base.charter.audits is UNSET else (digest_of(plan), base.previous)
 
 
 def report_stuck(state: machine.State, failed: machine.MergeFailed) -> machine.Result:
@@ -533,7 +534,7 @@ def learn_result(state: machine.State, sender: PeerId, merged: messages.Merged) 
         return state, ()
     if state.base.is_gossip and merged.result != NOTHING:
         return state, ()
-    if merged.plan != _named(state.base, plan):  # its leader has sent others another
+    if (merged.plan, merged.head) != _named(state.base, plan):  # its leader has sent others another
         return state, ()
     state = machine.replace(state, results={**state.results, merged.part: merged.result})
     return state, (machine.Fetch(plan=plan, part=merged.part, result=merged.result),)

@@ -1,19 +1,5 @@
-"""What each member's share is: of the mean, of the next data, and of the vector that is merged.
-
-What contributions weigh in a round's mean, and what those weigh that are late:
-
-    mean = sum_i v_i x_i / (sum_i v_i + a)
-    v_i  = w_i, the tokens of the delta x_i, or the quota q of a round where that is less
-    a    = what was leased in this round to members that are late, in tokens
-
-A member that is late brings the deltas of several rounds at once, as their sum. Weighed like one round's, with the late
-counted in the divisor of the rounds that they missed, every inner step moves the outer parameters as far as if it had
-been in time: no outer step is longer because others were lost before it. Where nobody is late, v_i = w_i and a = 0.
-
-A late gradient is averaged with the next before it is sent, and is no sum: it weighs all its tokens, and nobody counts
-in the divisor for it. In a stage of a pipeline what each member trains on is routed to it, and weighs what it is. Where
-members exchange with neighbours, all weigh the same in a mean over all, and who is late is not in it: what is averaged
-is parameters, not steps.
+"""What each member's share is: of the mean (by `sync.records.weights`), of the next data, and of the vector that is
+merged.
 
 How much of the next data each member is leased: as much as it trains while the fastest trains a whole quota.
 
@@ -48,7 +34,7 @@ long, all levels stay: it has to be the same bytes when it counts.
 """
 
 import math
-from collections.abc import Container, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from statistics import median
 from types import MappingProxyType
@@ -62,16 +48,8 @@ from weft.sync.method.choices import AmongConfig, SampleConfig
 from weft.sync.records import messages, quarantine
 from weft.sync.records.acts import Weighed
 from weft.sync.records.charter import Charter
+from weft.sync.records.weights import awaited_weight, weight, weight_of
 from weft.wire import digest_of
-
-
-def weight(charter: Charter, tokens: int) -> int:
-    """Return the weight of what one peer trained on so many tokens."""
-    settings = charter.settings
-    if settings.method.graph is not None:
-        return settings.quota_tokens
-    is_sum = not settings.method.sends_gradient and not charter.is_routed
-    return min(tokens, settings.quota_tokens) if is_sum else tokens
 
 
 def contribution(charter: Charter, peer: PeerId, ready: messages.Ready) -> messages.Contribution:
@@ -97,31 +75,6 @@ def claim_of(record: messages.GroupRecord, charter: Charter) -> messages.GroupCl
         num_leased=1 + sum(stake.samples > 0 for stake in others),
         samples=sum(record.samples),
     )
-
-
-def weight_of(charter: Charter, contribution: messages.Brought) -> int:
-    """Return the weight of what a member brings; of a group, the sum of its peers'."""
-    claim, tokens = contribution.group, contribution.tokens
-    if claim is None:
-        return weight(charter, tokens)
-    return min(claim.weight, tokens, (claim.num_counted + 1) * weight(charter, tokens))
-
-
-def awaited_weight(
-    charter: Charter, awaited: Container[PeerId], leases: Iterable[Lease], uncounted: Iterable[Lease]
-) -> int:
-    """Return what the late weigh.
-
-    Args:
-        leases: of the round.
-        uncounted: all leases that no manifest has counted: what members are at work on where rounds wait for nobody.
-            So each brings its share of the step whenever it comes, and all together make one of a whole step's length.
-    """
-    settings = charter.settings
-    if settings.method.sends_gradient or settings.method.graph is not None:
-        return 0
-    due = leases if settings.method.wait == "all" else uncounted
-    return settings.seq_len * sum(lease.num_windows for lease in due if lease.peer in awaited)
 
 
 def is_plain(manifest: messages.Manifest) -> bool:

@@ -9,10 +9,12 @@ from msgspec.structs import replace
 from unit.cli.small import Weft
 from unit.cli.test_bad_input import refused
 from unit.store.test_rounds import KEYS, MEMBERS, RUN, chain, kept
+from unit.verify.evidence.forge import ME as LIAR
+from unit.verify.evidence.test_evidence import step
 from weft.ids import Round, short
 from weft.store.rounds import RoundsFile
 from weft.sync.records.acts import Finding, Warrant
-from weft.sync.records.messages import HeldWork
+from weft.sync.records.messages import Accept, HeldWork, RoundNote
 from weft.sync.records.proof import WorkProof
 from weft.wire import decode, encode, seal
 
@@ -56,7 +58,7 @@ def test_what_a_round_decided_is_shown(weft: Weft, home: Path) -> None:
     found = Finding(run=RUN, peer=liar, round=Round(5), work="ab" * 32, before=0, outcome="differs", why="no such step")
     warrant = Warrant(letters=tuple(seal(KEYS[peer], found) for peer in others))
     counted = tuple(replace(each, work="cd" * 32) for each in manifest.contributions)
-    RoundsFile(path).put(replace(manifest, acts=(warrant,), contributions=counted), None)
+    RoundsFile(path).put(replace(manifest, acts=(warrant,), contributions=counted, left=(liar,)), None)
     lines = weft("--home", home, "ledger", "show", RUN[:8], "--round", 6).out.splitlines()
     assert [line.split()[-2:] for line in lines if line.startswith("  counted")] == 3 * [["work", "cdcdcdcd"]]
     by = ", ".join(map(short, others))
@@ -124,6 +126,39 @@ def test_what_shows_nothing_is_refused(weft: Weft, home: Path, tmp_path: Path) -
     proof.write_bytes(b"no proof")
     refused(weft, 11, "no file that", "ledger", "check", proof)
     refused(weft, 2, "cannot be read", "ledger", "check", tmp_path / "nowhere")
+
+
+def test_evidence_is_written_and_checked_elsewhere(weft: Weft, home: Path, tmp_path: Path) -> None:
+    path, proof, out = home / "runs" / RUN / ME / "rounds.db", step(), tmp_path / "lie.evidence"
+    manifest = RoundsFile(path).manifest(6)
+    assert manifest is not None
+    words = ("--home", home, "ledger", "evidence", RUN[:8], "--round", 6, "-o", out)
+    refused(weft, 11, "struck nobody out by evidence", *words)
+    RoundsFile(path).put(replace(manifest, acts=(proof,)), None)
+    lines = weft("--home", home, "ledger", "show", RUN[:8], "--round", 6).out.splitlines()
+    assert lines[-2].startswith(f"  decided   strike out {LIAR.peer}: its optimizer did not make")
+    assert lines[-1] == f"  evidence  {proof.nbytes:,} bytes: weft ledger evidence {RUN[:8]} --round 6 -o FILE"
+    made = weft(*words)
+    assert (made.code, decode(out.read_bytes(), Warrant)) == (0, proof)
+    refused(weft, 2, "there already", *words)
+    said = weft("--home", tmp_path / "no", "ledger", "check", out)
+    assert f"  lied      {LIAR.peer}: its optimizer did not make this training step" in said.out.splitlines()
+    found = json.loads(weft("ledger", "check", out, "--json").out)
+    assert (found["peer"], found["round"], found["part"]) == (LIAR.peer, 4, None)
+    refused(weft, 2, "no effect on evidence", "ledger", "check", out, "--founder", "00" * 8)
+    assert isinstance(proof.shown, bytes)
+    out.write_bytes(encode(replace(proof, shown=proof.shown[:-1] + b"x")))
+    refused(weft, 11, "proves nothing", "ledger", "check", out)
+
+
+def test_two_notes_of_one_member_are_evidence_too(weft: Weft, home: Path, tmp_path: Path) -> None:
+    path, out = home / "runs" / RUN / ME / "rounds.db", tmp_path / "lie.evidence"
+    manifest = RoundsFile(path).manifest(6)
+    assert manifest is not None
+    notes = [RoundNote(branch=RUN, round=6, message=Accept(attempt=0, manifest=each * 32)) for each in ("ab", "cd")]
+    RoundsFile(path).put(replace(manifest, acts=(Warrant(letters=tuple(seal(LIAR, each) for each in notes)),)), None)
+    assert weft("--home", home, "ledger", "evidence", RUN[:8], "--round", 6, "-o", out).code == 0
+    assert f"lied      {LIAR.peer}: it accepted two manifests" in weft("ledger", "check", out).out
 
 
 def test_a_run_that_records_nothing_says_how_it_would(weft: Weft, home: Path) -> None:

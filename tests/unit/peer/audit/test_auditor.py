@@ -77,7 +77,8 @@ def test_a_work_that_is_doubted_while_it_is_asked_for_is_audited_as_it_was_drawn
 
     async def scenario() -> None:
         tasks = Tasks()
-        made = Auditor(context, trainer, replica, rounds, heads, sealing, tasks, lambda _audit, _found: None)
+        kept: Any = None
+        made = Auditor(context, trainer, replica, rounds, heads, kept, sealing, tasks, lambda _audit, _found: None)
         for who, verdict in doubts:
             assert made.look_again(seal(who, verdict), verdict)
         made.follow(second, seal(ME, draw), base.electorate, lambda _peer: 1.0)

@@ -9,8 +9,8 @@ from unit.peer.snapshots import manifest
 from weft.events import Event
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.audit.heads import Heads
-from weft.store.index import StateIndex, VectorIndex
 from weft.sync.merge.method import OUTER
+from weft.sync.records.index import StateIndex, VectorIndex
 from weft.sync.records.messages import Counted, HeldWork, Manifest
 from weft.wire import digest, digest_of
 

@@ -19,7 +19,7 @@ from weft.peer.audit.steps import LOCAL, Away, repeat, state_of
 from weft.peer.chain import genesis, open_branch
 from weft.run.amend import first_charter
 from weft.run.machine import PeerConfig
-from weft.store.index import VectorIndex
+from weft.sync.records.index import VectorIndex
 from weft.sync.records.work import Segment
 from weft.training.trainer import Trainer
 from weft.wire import digest_of

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from model.world import first_base
+from unit.verify.evidence.forge import ME as WORKER
+from unit.verify.evidence.forge import rules
+from unit.verify.evidence.test_evidence import RUN, step
 from weft.errors import DiskFull
-from weft.events import Event, Notice
+from weft.events import Event, LieProven, Notice
 from weft.ids import Attempt, Digest, PeerId, Round
 from weft.keys import Identity
-from weft.peer.messages import ContradictionNote
+from weft.peer.messages import LieNote
 from weft.peer.round import acts
 from weft.peer.round.acts import MAX_LIES, TELL_AGAIN_S, KnownLies, Letters, PendingActs, lies_file, that_fit
 from weft.store import home
@@ -211,5 +214,31 @@ def test_no_more_lies_are_kept_than_can_be_read(tmp_path: Path) -> None:
 
 async def test_a_note_of_anybody_proves_what_it_proves(trial: Trial) -> None:
     first, second = lie().letters
-    await trial.node.handlers[ContradictionNote](OTHER, ContradictionNote(first=first, second=second))
+    await trial.node.handlers[LieNote](OTHER, LieNote(lie=Warrant(letters=(first, second))))
     assert trial.acts.liars == (LIAR,)
+
+
+async def test_what_is_shown_and_proves_nothing_is_not_kept(trial: Trial) -> None:
+    for letters in (lie().letters, lie().letters[:1]):
+        await trial.node.handlers[LieNote](OTHER, LieNote(lie=Warrant(letters=letters, shown=b"nothing")))
+    assert trial.acts.liars == ()
+    assert trial.events == []
+    assert trial.node.told() == []
+
+
+async def test_evidence_is_kept_told_and_outlives_a_process(trial: Trial) -> None:
+    evidence, heard = step(), list[Any]()
+    base = replace(BASE, run=RUN, electorate=tuple(sorted((ME, OTHER, WORKER.peer))), charter=rules())
+    trial.chain.base, trial.chain.charter = base, base.charter
+    trial.acts.on_lie(lambda found, warrant: heard.append((found.peer, found.work is not None, warrant)))
+    await trial.node.handlers[LieNote](OTHER, LieNote(lie=evidence))
+    assert trial.acts.liars == (WORKER.peer,)
+    assert trial.acts.warrants() == (evidence,)
+    assert trial.node.told() == [THIRD], "who told it knows it"
+    assert heard == [(WORKER.peer, True, evidence)]
+    assert [type(event) for event in trial.events] == [LieProven]
+    assert trial.restarted().acts.liars == (WORKER.peer,)
+    elsewhere = Trial(trial.path.with_name("other.bin"))
+    elsewhere.chain.base = elsewhere.acts._chain.base = replace(base, run="ab" * 32)
+    await elsewhere.node.handlers[LieNote](OTHER, LieNote(lie=evidence))
+    assert elsewhere.acts.liars == (), "it is of another run"

@@ -16,8 +16,9 @@ from weft.peer.round.acts import PendingActs, letters_file, lies_file
 from weft.peer.round.verdicts import MAX_VERDICTS, kept, still, warrants
 from weft.store import home
 from weft.sync.governance import Void
-from weft.sync.records.acts import Finding, Outcome
-from weft.sync.records.charter import AuditTerms, Quarantined, Struck, Unanswered
+from weft.sync.records.acts import Finding, Outcome, Weighed
+from weft.sync.records.charter import AuditTerms, FalseWork, Quarantined, Struck, Unanswered
+from weft.sync.records.counters import WITHIN
 from weft.sync.records.messages import Base
 from weft.wire import Signed, digest, seal
 
@@ -64,6 +65,21 @@ def test_what_is_dealt_with_or_of_a_round_to_come_is_not_kept(change: dict[str, 
     with pytest.raises(Void):
         cast(found(OTHERS[0]), base=base)
     assert still(cast(found(OTHERS[0])), base) == {}
+
+
+def test_who_was_struck_out_by_evidence_is_still_judged_as_to_what_was_counted() -> None:
+    weighed = Weighed(branch="ab" * 32, manifest="cd" * 32, weights=(1,), late=0, method="ef" * 32)
+    verdict = Finding(run=BASE.run, peer=ACCUSED.peer, round=4, work=WORK, before=0, outcome="differs", weighed=weighed)
+    charter = replace(AUDITED.charter, struck=(Struck(peer=ACCUSED.peer, round=Round(5)),))
+    base = replace(AUDITED, charter=charter, electorate=tuple(each.peer for each in OTHERS))
+    before = cast(*(seal(each, verdict) for each in OTHERS[:2]), found(OTHERS[2]))
+    assert {judged.peer: len(each) for judged, each in still(before, base).items()} == {ACCUSED.peer: 2}
+    assert signers(cast(*(seal(each, verdict) for each in OTHERS[:2]), base=base), base) == [
+        [each.peer for each in OTHERS[:2]]
+    ]
+    assert still(before, replace(base, round=Round(4 + WITHIN + 1))) == {}
+    noted = replace(charter, false_works=(FalseWork(peer=ACCUSED.peer, round=4, weighed=weighed),))
+    assert still(before, replace(base, charter=noted)) == {}
 
 
 def test_a_round_that_was_counted_as_unanswered_is_not_judged_again() -> None:

@@ -24,7 +24,7 @@ from weft.ids import Digest
 from weft.peer.state import checkpoint
 from weft.peer.state.checkpoint import Snapshot, load, load_model, read_contents, save
 from weft.store.chunks import raw, state_index
-from weft.store.index import CHUNK_NBYTES
+from weft.sync.records.index import CHUNK_NBYTES
 
 FILES = [
     "checkpoint.json",

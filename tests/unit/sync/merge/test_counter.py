@@ -10,10 +10,11 @@ from weft.codec.config import Fp32Config, Int8Config, TopKConfig
 from weft.errors import PayloadError
 from weft.ids import Attempt, Digest, PeerId, Round, Tokens
 from weft.sync.merge.counter import Piece, pieces, take_out, wanted
-from weft.sync.merge.reduce import ALIGNMENT, Coding, EncodedPart, Merger, coding_in, cut, encode_parts, named
+from weft.sync.merge.reduce import Coding, EncodedPart, Merger, coding_in, encode_parts, named
 from weft.sync.method.choices import Choices, SgdConfig
 from weft.sync.records.acts import Weighed
 from weft.sync.records.messages import Counted, Manifest, PartResult, payload_of
+from weft.sync.records.parts import ALIGNMENT, cut
 from weft.wire import Buffer, digest, digest_of
 
 A, B, C = (PeerId(f"{number:064x}") for number in range(3))

@@ -13,7 +13,8 @@ from weft.codec.dense import Bf16, Fp32
 from weft.codec.quantize import Int8
 from weft.errors import PayloadError
 from weft.sync.merge.mean import MAX_WEIGHT, merge
-from weft.sync.merge.reduce import ALIGNMENT, Coding, Merger, cut, decode_parts, encode_parts
+from weft.sync.merge.reduce import Coding, Merger, decode_parts, encode_parts
+from weft.sync.records.parts import ALIGNMENT, cut
 from weft.wire import digest
 
 

@@ -9,7 +9,8 @@ import torch
 from weft.codec.build import build
 from weft.codec.config import CodecConfig, E3m0Config, Int2Config, Int4Config, RandomKConfig, SignConfig, TopKConfig
 from weft.rng import integers64, stream
-from weft.sync.merge.reduce import cut, decode_parts, encode_with_feedback
+from weft.sync.merge.reduce import decode_parts, encode_with_feedback
+from weft.sync.records.parts import cut
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
 

@@ -13,10 +13,11 @@ from weft.config import from_tree
 from weft.errors import ConfigError
 from weft.run.config import RunFile
 from weft.sync.merge.mean import Mean
-from weft.sync.merge.reduce import GroupMean, Merger, coding_in, cut, decode_parts, empty_mean, encode_parts
+from weft.sync.merge.reduce import GroupMean, Merger, coding_in, decode_parts, empty_mean, encode_parts
 from weft.sync.merge.robust import lower_median
 from weft.sync.method.choices import Choices, MultiKrumConfig, NesterovConfig, Rule, TrimmedMeanConfig
 from weft.sync.method.presets import AsyncDiLoCoConfig, DdpConfig, DiLoCoConfig, SparseLoCoConfig, spell_out
+from weft.sync.records.parts import cut
 
 Vectors = NDArray[np.float64]  # a row for each contributor
 RULES: list[Rule] = ["clipped_mean", "centered_clip", "median", TrimmedMeanConfig(), MultiKrumConfig()]

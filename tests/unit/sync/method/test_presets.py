@@ -10,9 +10,10 @@ from weft.codec.config import Fp32Config, TopKConfig
 from weft.ids import Round
 from weft.sync.merge.method import OUTER, Method, Scope, Shapes
 from weft.sync.merge.outer import State, StepContext
-from weft.sync.merge.reduce import Merger, Replies, coding_in, cut, decode_parts, encode_payload, reply_codec_in
+from weft.sync.merge.reduce import Merger, Replies, coding_in, decode_parts, encode_payload, reply_codec_in
 from weft.sync.method.choices import AdamWConfig, Choices, Factors, LowRankConfig, SgdConfig
 from weft.sync.method.presets import DeMoConfig, PulseConfig, SparseLoCoConfig, spell_out
+from weft.sync.records.parts import cut
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
 

@@ -22,8 +22,9 @@ from weft.errors import PayloadError, WireError
 from weft.ids import Attempt, BranchId, PeerId, Round, Tokens
 from weft.peer.chain import open_branch
 from weft.sync.merge.mean import merge
-from weft.sync.merge.reduce import Coding, GroupMean, Merger, cut, encode_parts, payload_size, split
+from weft.sync.merge.reduce import Coding, GroupMean, Merger, encode_parts, payload_size, split
 from weft.sync.records.messages import MAX_GROUP, GroupRecord, Manifest, Ready, Stake, counted_through, next_base
+from weft.sync.records.parts import cut
 from weft.sync.round import round
 from weft.sync.round.groups import (
     NUM_HANDED,

@@ -12,6 +12,7 @@ from weft.ids import Attempt, BranchId, PeerId, Round, Tokens
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.peer.chain import open_branch
 from weft.sync.records.ancestry import Legacy, Stretch
+from weft.sync.records.charter import AuditTerms
 from weft.sync.records.messages import (
     MAX_COUNT,
     AnyRoundMessage,
@@ -34,10 +35,10 @@ from weft.sync.records.messages import (
 )
 from weft.sync.round import round
 from weft.sync.round.groups import record_of
-from weft.sync.round.machine import Broadcast, Noticed, Paused, Received, Send, State, Trained
-from weft.sync.round.round import new_manifest, new_plan
+from weft.sync.round.machine import Broadcast, MergeDone, Noticed, Paused, Received, Send, State, Trained
+from weft.sync.round.round import new_manifest, new_plan, publish
 from weft.sync.round.rules import is_successor, leader
-from weft.wire import decode, digest, encode
+from weft.wire import decode, digest, digest_of, encode
 
 BASE = msgspec.structs.replace(first_base(4), keeper=None)
 ORDER = [leader(BASE, Attempt(attempt)) for attempt in range(4)]
@@ -218,6 +219,24 @@ def test_a_leader_proposes_only_what_it_holds() -> None:
         state = hear(state, peer, holding)
     assert state.proposal is None
     assert hear(state, state.me, holding).proposal is not None
+
+
+def test_an_owner_names_its_plan_and_the_round_before_where_parts_are_audited() -> None:
+    state = planned()
+    charter = msgspec.structs.replace(state.base.charter, audits=AuditTerms(rate=0.1, trace_every=1))
+    base = msgspec.structs.replace(state.base, charter=charter)
+    state = msgspec.structs.replace(state, durable=msgspec.structs.replace(state.durable, base=base))
+    plan = state.plan
+    assert plan is not None
+    mine = plan.owners.index(state.me)
+    _, outputs = publish(state, MergeDone(plan=plan, part=mine, result=digest(b"merged")))
+    (said,) = [each.message for each in outputs if isinstance(each, Broadcast) and isinstance(each.message, Merged)]
+    assert (said.plan, said.head) == (digest_of(plan), state.base.previous)
+    part, owner = next((part, owner) for part, owner in enumerate(plan.owners) if owner != state.me)
+    of_other = msgspec.structs.replace(said, part=part)
+    for other in ({"head": digest(b"another")}, {"plan": digest(b"another")}, {"head": msgspec.UNSET}):
+        assert part not in hear(state, owner, msgspec.structs.replace(of_other, **other)).results
+    assert hear(state, owner, of_other).results[part] == of_other.result
 
 
 def test_nobody_waits_for_a_newcomer_in_its_first_round() -> None:

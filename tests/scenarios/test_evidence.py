@@ -1,0 +1,181 @@
+"""Members that are struck out by what they have signed: nobody votes, and honest work yields nothing."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+from msgspec import UNSET
+
+from scenarios.cheats import Slower
+from scenarios.test_audits import ALWAYS, BY_EVIDENCE, EXACT, METHODS, play, proven, struck_out
+from scenarios.test_faults import MakeSwarm, one_replica
+from weft.codec.config import Int8Config
+from weft.events import ActEnacted, LieProven, WorkTakenOut
+from weft.peer.audit import proving
+from weft.peer.audit.auditor import Auditor
+from weft.peer.audit.merges import Merge, Merges
+from weft.peer.audit.outcome import Found
+from weft.peer.audit.trace import Trace
+from weft.peer.audit.worker import Worker
+from weft.peer.state.carry import Carry
+from weft.sync.merge.reduce import EncodedPart
+from weft.sync.method.choices import Choices, InnerSgdConfig, NesterovConfig
+from weft.sync.method.presets import FedAvgConfig, MethodConfig
+from weft.sync.records.acts import Warrant
+from weft.training.trainer import Trainer
+from weft.verify.evidence.records import Falsehood
+from weft.verify.evidence.shown import Unproven
+from weft.wire import Signed, digest
+
+
+@pytest.fixture
+def unproven(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Return why nothing was proven, and how often."""
+    why = Counter[str]()
+
+    def proof(letters: Any, prove: Callable[[], Falsehood]) -> Warrant | None:
+        assert all(isinstance(letter, Signed) for letter in letters)
+        with pytest.raises(Unproven) as found:
+            prove()
+        why[str(found.value)] += 1
+        return None
+
+    monkeypatch.setattr(proving, "proof", proof)
+    return why
+
+
+@pytest.mark.parametrize(
+    "method",
+    [METHODS[0], pytest.param(FedAvgConfig(every=3, proximal=0.1), marks=pytest.mark.full)],
+    ids=lambda each: type(each).__name__,
+)
+def test_no_honest_step_and_no_honest_part_is_evidence(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, unproven: Counter[str], method: MethodConfig
+) -> None:
+    """Of each audit that finds nothing, evidence is looked for as if it had."""
+    swarm = make_swarm(method=method, trust=EXACT, num_rounds=5, num_peers=3, learns=True)
+    act, look, alone = Auditor._act, Merges.look, asyncio.Lock()
+
+    async def looked(auditor: Auditor, audit: Any, looking: Any, shown: Any) -> Any:
+        event = await act(auditor, audit, looking, shown)
+        if looking.phase == "opening":
+            theirs = await auditor._pulled(audit, shown.theirs)
+            assert await auditor._proof_of_step(audit, shown, theirs) is None
+        return event
+
+    async def merged(merges: Merges, merge: Merge) -> Found | None:
+        """Look twice, the second time as a machine that merges wrongly."""
+        async with alone:
+            found, again = await look(merges, merge), merges._rounds.merger.again
+
+            async def wrong(*given: Any) -> EncodedPart:
+                right = bytes((await again(*given)).encoded)
+                return EncodedPart(encoded=right[:-1] + bytes([right[-1] ^ 1]), digest=digest(b"another"))
+
+            with monkeypatch.context() as patch:
+                patch.setattr(merges._rounds.merger, "again", wrong)
+                doubted = await look(merges, merge)
+        assert doubted is None or doubted.proof is None
+        return found
+
+    monkeypatch.setattr(Auditor, "_act", looked)
+    monkeypatch.setattr(Merges, "look", merged)
+
+    async def scenario() -> None:
+        one_replica(await swarm.done(*await swarm.start("abc")))
+
+    swarm.run(scenario)
+    assert unproven["the numbers are the optimizer's"] >= 3
+    if isinstance(method, FedAvgConfig):
+        return
+    assert unproven["the block is the mean of what was brought"] >= 3
+    assert len(unproven) == 2
+
+
+def test_a_payload_longer_than_its_steps_is_evidence(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = Choices(every=2, send="delta", apply=NesterovConfig(lr=0.7, momentum=0.3), codec=Int8Config())
+    swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=14, num_peers=4, learns=True)
+    encode = Carry.encode
+
+    def longer(carry: Carry, *given: Any, **named: Any) -> Any:
+        if carry is not swarm.member("d").life.peer._carry or not carry.tokens:
+            return encode(carry, *given, **named)
+        trainer, honest = carry._trainer, carry._trainer.local().clone()
+        trainer.local().mul_(2).sub_(carry._replica.outer)
+        payload = encode(carry, *given, **named)
+        trainer.set_local(honest)
+        return payload
+
+    monkeypatch.setattr(Carry, "encode", longer)
+    play(swarm, BY_EVIDENCE)
+    assert proven(swarm) == "its payload is not what its training steps came to"
+    assert {event.member for life in swarm.lives for event in life.seen(WorkTakenOut)} == {swarm.member("d").id}
+
+
+@pytest.mark.full
+def test_an_optimizer_that_is_not_the_last_work_s_is_evidence(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=12, num_peers=4, learns=True)
+    begin = Trace.begin
+
+    def other(trace: Trace, head: Any, holder: Any) -> None:
+        if trace is swarm.member("d").life.peer._trace and head.round > 2:
+            begun = trace._open is not None and trace._open.pieces
+            trace._trainer._optimizer._moments["moment1"].mul_(1.0 if begun else 1.5)
+            monkeypatch.setattr(trace, "_follow", lambda: None)
+        begin(trace, head, holder)
+
+    monkeypatch.setattr(Trace, "begin", other)
+    play(swarm, BY_EVIDENCE)
+    assert proven(swarm) == "its optimizer does not go on from the work that it names"
+
+
+@pytest.mark.full
+def test_plain_sgd_at_another_rate_is_evidence(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(
+        method=METHODS[0],
+        trust=EXACT,
+        num_rounds=24,
+        num_peers=4,
+        learns=True,
+        train={"optimizer": InnerSgdConfig(momentum=0.9)},
+    )
+    made = count()
+    swarm.make_trainer = lambda *given: (Slower if next(made) == 3 else Trainer)(*given)
+    play(swarm, BY_EVIDENCE)
+    assert proven(swarm) == "its optimizer did not make this training step"
+
+
+@pytest.mark.full
+def test_who_signs_no_step_is_judged_by_a_majority(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=EXACT, num_rounds=24, num_peers=4, learns=True)
+    made = count()
+    swarm.make_trainer = lambda *given: (Slower if next(made) == 3 else Trainer)(*given)
+    monkeypatch.setattr(Worker, "_signed", lambda *_: UNSET)
+    play(swarm, r"done again what it says it has done|refuse this key")
+    assert struck_out(swarm).startswith("it came to other parameters")
+    assert [event for life in swarm.lives for event in life.seen(LieProven)] == []
+
+
+@pytest.mark.full
+def test_a_gradient_that_was_made_up_is_judged_by_a_majority(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fits the states, and is not the batch's: only who makes the step again can tell."""
+
+    class MadeUp(Trainer):
+        def _descend(self, norm: float, rate: float) -> float:
+            self._model.gradient.mul_(-1)
+            return super()._descend(norm, rate)
+
+    swarm = make_swarm(method=METHODS[0], trust=EXACT, num_rounds=24, num_peers=4, learns=True)
+    made = count()
+    swarm.make_trainer = lambda *given: (MadeUp if next(made) == 3 else Trainer)(*given)
+    play(swarm, r"done again what it says it has done|refuse this key")
+    assert struck_out(swarm).startswith("it came to other")
+    enacted = {event.by for life in swarm.lives for event in life.seen(ActEnacted)}
+    assert all(len(by) >= 3 for by in enacted)
