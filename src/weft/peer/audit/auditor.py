@@ -27,6 +27,7 @@ from functools import partial
 from math import inf, isfinite
 
 import torch
+from msgspec import UNSET
 from torch import Tensor
 
 from weft.errors import CheckpointError, DataError, NetError, NotFinite, OutOfMemory, PeerError, Refused, WireError
