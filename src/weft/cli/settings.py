@@ -170,6 +170,7 @@ _ALLOWED = {
     "is_drawing_only": ("--draw-only", "no value"),
     "code": ("--code", "files of Python that call weft.extend, 16 at most"),
     "has_lan": ("--lan", "no value"),
+    "keep": ("--keep", "newest or all"),
     "caps.upload_bps": ("--up", "at least 1mbit: rounds do not wait for slower peers"),
     "caps.download_bps": ("--down", "at least 1mbit: a slower peer never catches up"),
     "caps.day_nbytes": ("--per-day", "at least 10MB"),

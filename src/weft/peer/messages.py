@@ -217,6 +217,23 @@ class AuditOpened(Record, frozen=True, kw_only=True, tag="AuditOpened"):
     after: NamedState | None = None  # what the worker came to; None: ask again
 
 
+class WorkRequest(Record, frozen=True, kw_only=True, tag="WorkRequest"):
+    """A call of who keeps what a run has counted: between which states are the training steps of this work?"""
+
+    work: HexDigest
+    is_done: bool = False  # its sender has all of it, or asks no more: nobody need wait for it
+
+
+class WorkAnswer(Record, frozen=True, kw_only=True, tag="WorkAnswer"):
+    """The lists of the states of `begins` and of the last of `ends` can be fetched for a while, and these chunks: of
+    `begins` all, of the last state those of the parameters, and what codecs had left before."""
+
+    is_here: bool
+    reason: Reason = ""  # why not
+    begins: Annotated[tuple[NamedState, ...], Meta(max_length=MAX_SEGMENTS)] = ()  # the first of each segment
+    ends: Annotated[tuple[NamedState, ...], Meta(max_length=MAX_SEGMENTS)] = ()  # the last of each
+
+
 MAX_PLACES = 64  # of tasks whose answers are asked for at a time
 MAX_ANSWERS_NBYTES = 768 << 10  # what they may take in a message
 

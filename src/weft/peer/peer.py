@@ -555,7 +555,7 @@ class Peer:
             is_saved = await self._autosave.save_if_possible()
             with suppress(Stopped):
                 await self._shutdown.unless_asked(self._evaluator.finish())
-                await self._shutdown.unless_asked(self._shutdown.linger())
+                await self._shutdown.unless_asked(self._shutdown.linger(self._is_awaited))
         reason = "complete" if is_complete else self._shutdown.reason
         await self._shutdown.say(reason)
         if not is_saved:
@@ -565,6 +565,9 @@ class Peer:
         return self._report.outcome(reason, self._evaluator)
 
     # --- small things ---
+
+    def _is_awaited(self) -> bool:
+        return self._audits is not None and self._audits.is_awaited
 
     async def _start(self, snapshot: Snapshot | None) -> None:
         context = self.context

@@ -157,6 +157,8 @@ class PeerConfig(Config, frozen=True, kw_only=True):
     """What conversations may take of the device while this peer trains; all of it while training rests."""
     is_drawing_only: bool = False
     """Of a run that learns from rewards: draw answers for members that train, and train nothing."""
+    keep: Literal["newest", "all"] = "newest"
+    """Of an anchor: the newest state; or, of an audited run, all that it takes to do its training steps again."""
     code: Annotated[
         tuple[str, ...], msgspec.Meta(max_length=16, description="files of Python that call weft.extend")
     ] = ()
@@ -218,6 +220,8 @@ def without_effect(settings: PeerConfig, use: Use = "training") -> dict[str, str
         found["serve_share"] = "serve_nbytes is 0: this peer draws no text"
     if settings.device == "cpu":
         found["caps.vram_nbytes"] = "device is cpu, which has no memory of its own"
+    if use not in ("training", "anchor"):
+        found["keep"] = "this peer is no anchor"
     if not settings.relay.is_on:
         others = (f"relay.{name}" for name in RelayConfig.__struct_fields__ if name != "is_on")
         found |= dict.fromkeys(others, "relay.is_on is false")

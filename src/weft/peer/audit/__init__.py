@@ -4,6 +4,7 @@ heads      what this peer knows of the states that segments begin at
 steps      training steps, made again
 trace      a worker's states, named one after the other, and what is needed to come to them again
 worker     shows states to whoever was drawn
+starts     shows what counted works began and ended with, to whoever keeps or checks them
 looking    one audit as a machine: what is done next, and what it comes to
 auditor    asks, does the steps again, and says what came of it
 merges     parts that owners have merged: what they were made of, and the same again
