@@ -3,7 +3,7 @@
     begin     with the run's first manifest, where members still remember what came after it; else with the state that
               the anchor has
     follow    certificates and results, of the anchor or of members
-    gather    of each work that a round counts: what was signed, of any member; what its leases began with, of who did it
+    gather    of each work that a round counts: what was signed, of any member; what its leases began with, of its peer
 
 A peer shows what its leases began with for some rounds and minutes. So works are asked for as they are counted, several
 peers' at a time and one of each. In exact numbers what is not shown follows from the work before it.
@@ -26,7 +26,7 @@ from weft.anchor.disk import Anchored
 from weft.clock import Clock
 from weft.errors import DataError, DiskFull, NetError, PayloadError, PeerError, Refused, WireError
 from weft.events import Emit, Notice
-from weft.ids import Digest, PeerId, short
+from weft.ids import Digest, PeerId, Round, short
 from weft.net.multi_source import Blob, pull, small_from
 from weft.net.node import Node
 from weft.peer import messages
@@ -99,7 +99,9 @@ class Archivist:
 
     async def _recall(self) -> None:
         stretch, now = self._archive.stretch, self._clock.now()
-        for wanted, kept in [] if stretch is None else await self._compute.serve(lambda: stretch.lacking(GIVE_UP_ROUNDS)):
+        if stretch is None:
+            return
+        for wanted, kept in await self._compute.serve(lambda: stretch.lacking(GIVE_UP_ROUNDS)):
             self._pending[wanted.name] = _Pending(wanted, stretch, now, kept)
 
     @property
@@ -298,7 +300,7 @@ class Archivist:
         if not len(answer.begins) == len(answer.ends) == len(segments):
             return False
         assert self._archive.chain is not None
-        audits = self._archive.chain.charter_in(work.round).audits
+        audits = self._archive.chain.charter_in(Round(work.round)).audits
         every = audits.trace_every if audits else 1
         begins = [state_before(segments, every, number) for number in range(len(segments))]
         ends = [state_after(segments, every, number) for number in range(len(segments))]

@@ -32,8 +32,8 @@ def anchor(
     keep: Annotated[
         str | None,
         typer.Option(
-            help="newest: the newest state. all: of a run whose members audit each other also what it takes to do any of "
-            "its training steps again (weft ledger check), for ever. Default: newest.",
+            help="newest: the newest state. all: where members audit each other, also what it takes to do any training "
+            "step of the run again (weft ledger check), for ever. Default: newest.",
             metavar="WHAT",
         ),
     ] = None,

@@ -400,7 +400,10 @@ class Place:
 
 def places(path: Path, index: StateIndex) -> dict[str, dict[Digest, Place]]:
     """Return, by vector, where the chunks lie of a file that `write_vectors` has written."""
-    found, start = dict[str, dict[Digest, Place]](), len(_header([(vector.name, vector.num) for vector in index.vectors]))
+    found, start = (
+        dict[str, dict[Digest, Place]](),
+        len(_header([(vector.name, vector.num) for vector in index.vectors])),
+    )
     for vector in index.vectors:
         here = found.setdefault(vector.name, {})
         for number, chunk in enumerate(vector.chunks):
