@@ -16,6 +16,7 @@ import torch
 
 from tickets import body_of, signed_ticket
 from weft import wire
+from weft.anchor.archive import Begin, KeptRound, KeptWork
 from weft.chat.grammar import FormWanted
 from weft.codec.blocks import Blocks
 from weft.codec.build import build
@@ -51,7 +52,7 @@ from weft.net.transport.frame import encode_frame
 from weft.net.transport.tls_certificate import make_certificate
 from weft.net.transport.tls_handshake import Challenge, ClientProof, Welcome, preamble
 from weft.peer.chain import genesis, open_branch
-from weft.peer.messages import StateRequest
+from weft.peer.messages import NamedState, StateRequest, WorkAnswer, WorkRequest
 from weft.store.journal import Votes
 from weft.sync.governance import enact
 from weft.sync.merge.reduce import Coding, Merger, cut
@@ -430,9 +431,11 @@ def entry() -> Vector:
     }
 
 
-def work() -> Vector:
-    head, after = opening_manifest(), second_manifest()
-    states = [wire.digest(b"state %d" % number) for number in range(4)]
+STATES = [wire.digest(b"state %d" % number) for number in range(4)]
+
+
+def signed_work() -> wire.Signed:
+    head = opening_manifest()
     done = Work(
         run=RUN,
         branch=head.branch,
@@ -441,13 +444,17 @@ def work() -> Vector:
         segments=(Segment(head=wire.digest_of(head), round=Round(0), holder=A.peer, num_steps=3),),
         follows=None,
         num_before=0,
-        trace=Tree(bytes.fromhex(state) for state in states).root(),
+        trace=Tree(map(bytes.fromhex, STATES)).root(),
         payload=wire.digest(b"payload"),
         tokens=Tokens(24),
         error=None,
         left=None,
     )
-    signed = wire.seal(A, done)
+    return wire.seal(A, done)
+
+
+def work() -> Vector:
+    after, signed = second_manifest(), signed_work()
     draw = Draw(run=RUN, branch=after.branch, round=after.round, manifest=wire.digest_of(after))
     ticket = wire.seal(B, draw)
     number = drawn(ticket.signature, wire.digest_of(signed), 1.0, 2, 3)
@@ -457,6 +464,23 @@ def work() -> Vector:
         "signature of B's draw": ticket.signature.hex(),
         "steps": "none" if number is None else str(number),
         "digest of the signed work": wire.digest_of(signed),
+    }
+
+
+def archive() -> Vector:
+    head, tree = opening_manifest(), Tree(map(bytes.fromhex, STATES))
+    begin = Begin(head=head, charter=first_charter(), opening=wire.seal(A, head))
+    ends = [NamedState(state=STATES[at], path=tree.path(at)) for at in (0, 3)]
+    kept = KeptWork(signed=signed_work(), begins=(ends[0],), ends=(ends[1],))
+    round = KeptRound(certificate=signed_certificate(), works=(kept,))
+    request = WorkRequest(work=kept.name)
+    return {
+        "digest of begin": wire.digest_of(begin),
+        "nbytes of the round": str(len(wire.encode(round))),
+        "its digest": wire.digest_of(round),
+        "state of begins": wire.encode(ends[0]).hex(),
+        "request": wire.encode(request).hex(),
+        "digest of the answer": wire.digest_of(WorkAnswer(is_here=True, begins=kept.begins, ends=kept.ends)),
     }
 
 
@@ -653,6 +677,7 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "manifest": manifest,
     "entry": entry,
     "work": work,
+    "archive": archive,
     "group": group,
     "charter": charter,
     "act": act,

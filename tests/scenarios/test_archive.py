@@ -26,7 +26,7 @@ from weft.peer.audit.starts import Starts
 from weft.peer.messages import Gathered, WorkAnswer, WorkRequest
 from weft.run.machine import PeerConfig
 from weft.run.trust import AuditedTrust
-from weft.sim.world import Life
+from weft.sim.world import Life, Member
 from weft.store.index import StateIndex
 from weft.sync.method.presets import MethodConfig
 from weft.sync.records.messages import Ready
@@ -51,20 +51,23 @@ def kept(swarm: Swarm, root: Path, names: str = "abc") -> None:
         members = await swarm.start(names)
         await anchor.start(*members)
         await swarm.done(*members)
-        await level(anchor)
+        await level(anchor, *members)
         await anchor.end()
 
     swarm.run(scenario)
 
 
-async def level(anchor: Kept) -> None:
-    """Wait until the archive has all that it can get."""
+async def level(anchor: Kept, *members: Member, is_all: bool = True) -> None:
+    """Wait until the archive has all rounds of these.
+
+    Args:
+        is_all: and all works that they count.
+    """
+    keeps = anchor.anchor.archivist
+    assert keeps is not None
+    await anchor.be_level_with(*members)
     async with asyncio.timeout(120):
-        while True:
-            archivist = anchor.anchor.archivist
-            archive = archivist._archive
-            if archive.head is not None and archive.head == anchor.head and not archivist.num_pending:
-                return
+        while keeps._archive.head != anchor.head or (is_all and keeps.num_pending):  # noqa: ASYNC110
             await asyncio.sleep(0.5)
 
 
@@ -118,9 +121,7 @@ def test_work_of_several_leases_and_of_who_was_killed_is_made_again(
         new = swarm.member("e")
         swarm.launch(new)
         await swarm.done(a, b, c, new)
-        async with asyncio.timeout(120):
-            while anchor.anchor.archivist._archive.head != anchor.head or anchor.head.round < 14:
-                await asyncio.sleep(0.5)
+        await level(anchor, a, c, new, is_all=False)
         works.extend(len(each.work.segments) for each in listed(swarm, anchor.root / "archive"))
         await anchor.end()
 
@@ -219,7 +220,7 @@ def test_an_anchor_that_comes_late_archives_the_rounds_that_members_remember(mak
         anchor = Kept(swarm, tmp_path / "anchor", has_archive=True)
         await anchor.start(a, b, c)
         await swarm.done(a, b, c)
-        await level(anchor)
+        await level(anchor, a, b, c)
         await anchor.end()
 
     swarm.run(scenario)
@@ -241,7 +242,7 @@ def test_where_nobody_remembers_the_beginning_an_archive_rests_on_a_state(
         anchor = Kept(swarm, tmp_path / "anchor", has_archive=True)
         await anchor.start(a, b, c)
         await swarm.done(a, b, c)
-        await level(anchor)
+        await level(anchor, a, b, c)
         await anchor.end()
 
     swarm.run(scenario)

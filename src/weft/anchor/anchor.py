@@ -143,7 +143,8 @@ class Anchor:
         following = Tasks(self.fail)
         following.spawn(self._follow())
         if self.archivist is not None:
-            following.spawn(self.archivist.run())
+            following.spawn(self.archivist.follow())
+            following.spawn(self.archivist.gather())
         try:
             await self._stopping.wait()
         finally:

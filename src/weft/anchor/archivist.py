@@ -42,7 +42,7 @@ LOOK_S, CALL_S = 1.0, 20.0
 GIVE_UP_ROUNDS, GIVE_UP_S = 64, 300.0  # both over: longer than any peer keeps what its works began with
 MAX_WORK_NBYTES = 16 << 10  # of one that is signed
 MAX_VECTORS = 4  # of a state: parameters, and what an optimizer holds
-MAX_AT_ONCE = 4  # peers that are asked for their works
+MAX_AT_ONCE = 8  # works that are asked for
 PATIENCE = 5  # looks that bring nothing, until the rounds in between are given up
 LOCAL, OUTER = "local", "outer"  # as states name parameters
 
@@ -89,11 +89,16 @@ class Archivist:
         self._known_num = 0  # of the run's parameters
         self._told = ""
 
-    async def run(self) -> None:
-        """Keep what there is, again and again."""
-        await self._try(self._recall)
+    async def follow(self) -> None:
+        """Keep the rounds that there are, again and again."""
         while True:
             await self._try(self._follow_all)
+            await asyncio.sleep(LOOK_S)
+
+    async def gather(self) -> None:
+        """Keep what the works that they count began with."""
+        await self._try(self._recall)
+        while True:
             await self._gather()
             await asyncio.sleep(LOOK_S)
 
@@ -221,31 +226,36 @@ class Archivist:
     # --- works ---
 
     async def _gather(self) -> None:
-        """Ask for what is not here, of several peers at a time."""
-        first: dict[PeerId, _Pending] = {}
-        for each in self._pending.values():
-            first.setdefault(each.wanted.peer, each)
-        due = sorted(first.values(), key=lambda each: not self._node.is_linked(each.wanted.peer))[:MAX_AT_ONCE]
-        while due:
-            await asyncio.gather(*(self._try(partial(self._take, each)) for each in due))
-            is_any = {each.wanted.name for each in due} - self._pending.keys()
-            due = [] if not is_any else self._due_of({each.wanted.peer for each in due})
+        """Fetch what is not here: what was signed of anybody, the rest of several peers at a time."""
+        now, room = list(self._pending.values()), asyncio.Semaphore(MAX_AT_ONCE)
+        of_peer: dict[PeerId, list[_Pending]] = {}
+        for each in now:
+            of_peer.setdefault(each.wanted.peer, []).append(each)
 
-    def _due_of(self, peers: set[PeerId]) -> list[_Pending]:
-        first: dict[PeerId, _Pending] = {}
-        for each in self._pending.values():
-            if each.wanted.peer in peers:
-                first.setdefault(each.wanted.peer, each)
-        return list(first.values())
+        async def sign(pending: _Pending) -> None:
+            async with room:
+                await self._try(partial(self._find, pending))
+
+        async def take(due: list[_Pending]) -> None:
+            for pending in due:
+                async with room:
+                    await self._try(partial(self._take, pending))
+
+        await asyncio.gather(*(sign(each) for each in now if each.kept is None))
+        await asyncio.gather(*map(take, of_peer.values()))
+
+    async def _find(self, pending: _Pending) -> None:
+        """Fetch what was signed."""
+        pending.kept = await self._signed(pending)
 
     async def _take(self, pending: _Pending) -> None:
         """Fetch what is not here of one work, or give it up."""
         wanted, why = pending.wanted, ""
         try:
             if pending.kept is None:
-                pending.kept = await self._signed(pending)
-            work = opened_work(pending.kept.signed, wanted)
-            if self._node.is_linked(wanted.peer):
+                why = "nobody shows what was signed"
+            elif self._node.is_linked(wanted.peer):
+                work = opened_work(pending.kept.signed, wanted)
                 why = await self._fetch(pending, pending.kept, work)
                 if not why:
                     await self._done(pending)

@@ -24,6 +24,7 @@ from weft.anchor.archive import (
     KeptRound,
     KeptWork,
     Stretch,
+    Wanted,
     counted_works,
     followed,
     is_sound,
@@ -59,6 +60,7 @@ from weft.sync.records.work import Work
 from weft.training.rewarded import trainer_of
 from weft.wire import Buffer, decode, digest_of
 
+NOTHING_HERE = "its work is not in the archive"
 NOT_ANY_MORE = "its round, or one that it began at, is not in the archive"
 
 
@@ -202,11 +204,12 @@ class _Check:
         self._blob = _reader(Blobs(folder / "blobs"))
         self._report = Report()
         self._items: dict[Digest, _Item] = {}
+        self._missing: list[Wanted] = []  # works of which nothing is here
         self._ended: dict[Digest, Ended] = {}  # of works that others go on from
 
     def run(self, num: int | None) -> Report:
         read = list(self._listed())
-        if not self._items:
+        if not self._items and not self._missing:
             what = "; ".join(self._report.faults) or "no work is in it yet"
             raise DataError(f"nothing of {self._folder} can be checked: {what}.")
         self._draw(num)
@@ -244,10 +247,12 @@ class _Check:
         for wanted in counted_works(kept.manifest):
             work = kept.work(wanted.name)
             if work is None:
-                others = [each for each in kept.works if each.signed.signer == wanted.peer]
-                what = "is altered" if others else "is not in the archive"
-                text = f"the work of {wanted.peer} that round {wanted.round} counts {what}"
-                self._report.faults.append(text)
+                self._report.num_segments += 1
+                if any(each.signed.signer == wanted.peer for each in kept.works):
+                    text = f"the work of {wanted.peer} that round {wanted.round} counts is altered: it is another"
+                    self._report.faults.append(text)
+                else:
+                    self._missing.append(wanted)
                 continue
             try:
                 opened = opened_work(work.signed, wanted)
@@ -260,15 +265,20 @@ class _Check:
             self._report.num_segments += len(opened.segments)
 
     def _draw(self, num: int | None) -> None:
-        every = [(item, number) for item in self._items.values() for number in range(len(item.work.segments))]
+        every: list[tuple[_Item | Wanted, int]] = [(each, 0) for each in self._missing]
+        for item in self._items.values():
+            every += [(item, number) for number in range(len(item.work.segments))]
         chosen = every
         if num is not None and num < len(every):
             luck = rng.stream(int.from_bytes(rng.fresh_secret(8), "little"), "segments")
-            chosen = [every[each] for each in sorted(luck.choice(len(every), num, replace=False))]
+            chosen = [every[at] for at in sorted(luck.choice(len(every), num, replace=False))]
         self._report.num_drawn = len(chosen)
-        for item, number in chosen:
-            item.wanted.add(number)
-            self._want_before(item)
+        for each, number in chosen:
+            if isinstance(each, Wanted):
+                self._found(each.round, each.peer, Replayed(0, 0, "unknown", NOTHING_HERE))
+            else:
+                each.wanted.add(number)
+                self._want_before(each)
 
     def _want_before(self, item: _Item) -> None:
         """Make the works again that one goes on from, as far back as nobody has shown what they began with."""
@@ -386,6 +396,9 @@ class _Check:
 
     def _tell(self, item: _Item, found: list[Replayed]) -> None:
         for each in found:
-            line = Found(item.round, item.peer, each)
-            self._report.found.append(line)
-            self._on_found(line)
+            self._found(item.round, item.peer, each)
+
+    def _found(self, round: Round, peer: PeerId, of: Replayed) -> None:
+        line = Found(round, peer, of)
+        self._report.found.append(line)
+        self._on_found(line)

@@ -347,12 +347,12 @@ STAYING = {"caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", "
 WAYS = ("transports", "tls.", "iroh.")
 MACHINE: dict[machine.Use, set[str]] = {
     "training": set(),
-    "whole": set(),
-    "site": SERVING,
-    "stage": {"micro_batch", "is_compiled"},
-    "loop": {*DEVICE, "caps.cores", "is_drawing_only", "code", *SERVING},
+    "whole": {"keep"},
+    "site": {"keep", *SERVING},
+    "stage": {"keep", "micro_batch", "is_compiled"},
+    "loop": {"keep", *DEVICE, "caps.cores", "is_drawing_only", "code", *SERVING},
     "anchor": {*DEVICE, *STAYING},
-    "visit": {*DEVICE, *STAYING, "caps.memory_nbytes", "caps.cores"},
+    "visit": {"keep", *DEVICE, *STAYING, "caps.memory_nbytes", "caps.cores"},
 }
 # Of all others somebody has looked where they are read.
 HEARD = {

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from weft.launch.replays import Found, Report
 
 _TURN_ON = "An anchor keeps all of a run from when it is started so: weft anchor --keep all"
+MAX_SAID = 5  # faults
 _WORDS = {"equal": "equal to the bit", "near": "as near as honest machines are", "unknown": "not told"}
 
 
@@ -91,7 +92,9 @@ def _judge(report: "Report", folder: Path, founder: str | None) -> None:
         began = report.founder or "nobody knows whom: it rests on a state that members gave"
         raise DataError(f"{folder} is of a run that was begun by {began}, and not {founder}.")
     if report.faults:
-        raise DataError("; ".join(report.faults) + ". Take the archive again from where it was made.")
+        more = f"; and {len(report.faults) - MAX_SAID} more" if len(report.faults) > MAX_SAID else ""
+        said = "; ".join(report.faults[:MAX_SAID])
+        raise DataError(f"{said}{more}. Take the archive again from where it was made.")
     if report.differing:
         who = sorted({(each.round, each.peer) for each in report.differing})
         named = ", ".join(f"{peer} in round {round}" for round, peer in who)
