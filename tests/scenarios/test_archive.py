@@ -76,17 +76,19 @@ def check(swarm: Swarm, folder: Path, num: int | None = None) -> Report:
     return replay(swarm.home, swarm.run_config.run, folder, num, OF_CPU, VirtualClock(), told.append)
 
 
-@pytest.mark.parametrize("trust", [EXACT, AuditedTrust(audit_rate=1.0)], ids=["exact", "fp32"])
+@pytest.mark.parametrize(
+    "trust", [pytest.param(EXACT, marks=pytest.mark.full), AuditedTrust(audit_rate=1.0)], ids=["exact", "fp32"]
+)
 def test_all_leases_of_a_run_are_made_again_by_who_was_not_there(
     make: Make, tmp_path: Path, trust: AuditedTrust
 ) -> None:
-    swarm = make(method=METHODS[0], trust=trust, num_rounds=5)
+    swarm = make(method=METHODS[0], trust=trust, num_rounds=3)
     kept(swarm, tmp_path / "anchor")
     report = check(swarm, tmp_path / "anchor" / "archive")
     assert report.faults == []
     assert report.founder == swarm.member("a").id
     assert report.outcomes == {"equal": report.num_segments}
-    assert report.num_segments >= 5 * 3
+    assert report.num_segments >= 3 * 3
     assert check(swarm, tmp_path / "anchor" / "archive", 4).num_drawn == 4
 
 
@@ -139,6 +141,7 @@ def listed(swarm: Swarm, folder: Path) -> list[Any]:
     return list(found._items.values())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("trust", [RARELY, AuditedTrust(audit_rate=1e-6)], ids=["exact", "fp32"])
 def test_in_exact_numbers_what_nobody_has_shown_follows_from_the_work_before(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: AuditedTrust
@@ -163,9 +166,11 @@ def test_in_exact_numbers_what_nobody_has_shown_follows_from_the_work_before(
     assert report.outcomes["equal"] == report.num_segments - of_c["unknown"]
 
 
-@pytest.mark.parametrize("trust", [RARELY, AuditedTrust(audit_rate=1e-6)], ids=["exact", "fp32"])
+@pytest.mark.parametrize(
+    "trust", [pytest.param(RARELY, marks=pytest.mark.full), AuditedTrust(audit_rate=1e-6)], ids=["exact", "fp32"]
+)
 def test_who_has_not_done_what_it_says_is_named(make: Make, tmp_path: Path, trust: AuditedTrust) -> None:
-    swarm = make(method=METHODS[0], trust=trust, num_rounds=4)
+    swarm = make(method=METHODS[0], trust=trust, num_rounds=3)
     made = count()
     swarm.make_trainer = lambda *given: (HalfTheSteps if next(made) == 2 else Trainer)(*given)
     kept(swarm, tmp_path / "anchor")
@@ -176,6 +181,7 @@ def test_who_has_not_done_what_it_says_is_named(make: Make, tmp_path: Path, trus
     assert [each.round for each in report.differing] == [each.round for each in report.found if each.peer == liar]
 
 
+@pytest.mark.full
 def test_one_byte_that_is_altered_is_found_and_named(make: Make, tmp_path: Path) -> None:
     swarm = make(method=METHODS[2], trust=RARELY, num_rounds=4)
     kept(swarm, tmp_path / "anchor")
@@ -211,6 +217,7 @@ def test_one_byte_that_is_altered_is_found_and_named(make: Make, tmp_path: Path)
         shutil.rmtree(copy)
 
 
+@pytest.mark.full
 def test_an_anchor_that_comes_late_archives_the_rounds_that_members_remember(make: Make, tmp_path: Path) -> None:
     swarm = make(method=METHODS[0], trust=RARELY, num_rounds=10)
 
@@ -230,6 +237,7 @@ def test_an_anchor_that_comes_late_archives_the_rounds_that_members_remember(mak
     assert report.outcomes == {"equal": report.num_segments}
 
 
+@pytest.mark.full
 def test_where_nobody_remembers_the_beginning_an_archive_rests_on_a_state(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
