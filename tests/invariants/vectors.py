@@ -473,7 +473,7 @@ def archive() -> Vector:
     ends = [NamedState(state=STATES[at], path=tree.path(at)) for at in (0, 3)]
     kept = KeptWork(signed=signed_work(), begins=(ends[0],), ends=(ends[1],))
     round = KeptRound(certificate=signed_certificate(), works=(kept,))
-    request = WorkRequest(work=kept.name)
+    request = WorkRequest(work=kept.name, keeps_all=True)
     return {
         "digest of begin": wire.digest_of(begin),
         "nbytes of the round": str(len(wire.encode(round))),

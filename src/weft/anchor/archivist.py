@@ -274,7 +274,7 @@ class Archivist:
     async def _done(self, pending: _Pending) -> None:
         self._pending.pop(pending.wanted.name, None)
         if self._node.is_linked(pending.wanted.peer):
-            request = messages.WorkRequest(work=pending.wanted.name, is_done=True)
+            request = messages.WorkRequest(work=pending.wanted.name, keeps_all=True, is_done=True)
             await self._node.ask(pending.wanted.peer, request, messages.WorkAnswer, deadline_s=CALL_S)
 
     async def _signed(self, pending: _Pending) -> KeptWork:
@@ -290,7 +290,7 @@ class Archivist:
     async def _fetch(self, pending: _Pending, kept: KeptWork, work: Work) -> str:
         """Keep what a work began with; return why that is not shown."""
         peer = pending.wanted.peer
-        request = messages.WorkRequest(work=pending.wanted.name)
+        request = messages.WorkRequest(work=pending.wanted.name, keeps_all=True)
         answer = await self._node.call(peer, request, messages.WorkAnswer, deadline_s=CALL_S)
         if not answer.is_here:
             return answer.reason or "it does not say why"

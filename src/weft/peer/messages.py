@@ -218,10 +218,11 @@ class AuditOpened(Record, frozen=True, kw_only=True, tag="AuditOpened"):
 
 
 class WorkRequest(Record, frozen=True, kw_only=True, tag="WorkRequest"):
-    """A call of who keeps what a run has counted: between which states are the training steps of this work?"""
+    """A call of who keeps or checks what a run has counted: between which states are the steps of this work?"""
 
     work: HexDigest
-    is_done: bool = False  # its sender has all of it, or asks no more: nobody need wait for it
+    keeps_all: bool = False  # its sender asks for each work of this peer: who is done stays until it has the last
+    is_done: bool = False  # its sender has all of this one, or asks no more for it
 
 
 class WorkAnswer(Record, frozen=True, kw_only=True, tag="WorkAnswer"):

@@ -70,7 +70,8 @@ def here(line: str) -> Rows:
 def hardware(line: str) -> Rows:
     no_gpu = Refused(f"{line} --device cpu --vram 1GB", "device is cpu, which has no memory of its own")
     always = ("--device", "--threads", "--memory", "--cores", "--hours", "--code")
-    return {**dict.fromkeys(always, ALWAYS), "--vram": (no_gpu,)}
+    check = Shown("launch/test_corpus.py", "test_where_nobody_is_audited_a_check_has_no_effect")
+    return {**dict.fromkeys(always, ALWAYS), "--vram": (no_gpu,), "--check": (check,)}
 
 
 STAY: Rows = dict.fromkeys(("--until", "--quiet", "--parent"), ALWAYS)

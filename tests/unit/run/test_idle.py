@@ -343,14 +343,15 @@ DEVICE = {
     "caps.vram_nbytes",
 }
 SERVING = {"serve_nbytes", "serve_share"}
-STAYING = {"caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", "is_drawing_only", "code", *SERVING}
+STAYING = {"check", "caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", "is_drawing_only", "code"}
+STAYING |= SERVING
 WAYS = ("transports", "tls.", "iroh.")
 MACHINE: dict[machine.Use, set[str]] = {
     "training": set(),
     "whole": {"keep"},
-    "site": {"keep", *SERVING},
-    "stage": {"keep", "micro_batch", "is_compiled"},
-    "loop": {"keep", *DEVICE, "caps.cores", "is_drawing_only", "code", *SERVING},
+    "site": {"keep", "check", *SERVING},
+    "stage": {"keep", "check", "micro_batch", "is_compiled"},
+    "loop": {"keep", "check", *DEVICE, "caps.cores", "is_drawing_only", "code", *SERVING},
     "anchor": {*DEVICE, *STAYING},
     "visit": {"keep", *DEVICE, *STAYING, "caps.memory_nbytes", "caps.cores"},
 }

@@ -40,6 +40,7 @@ from weft.sync.merge.reduce import cut, encode_payload
 from weft.sync.records.messages import payload_of
 from weft.sync.records.work import Work, is_state, num_states, state_after, state_before
 from weft.training.device import first_line
+from weft.training.learner import nothing
 from weft.training.trainer import Trainer
 from weft.verify.judge import Numerics, threshold, threshold_of_moments
 from weft.wire import Buffer, decode, digest, digest_of
@@ -154,13 +155,22 @@ class Replays:
     Args:
         trainer: on its device. It is lent, and as before then.
         blob: returns the bytes of a digest, checked; `NotHere`: they were not kept, `DataError`: they are altered.
+        between: called after each training step; what it raises ends the replay.
     """
 
-    def __init__(self, trainer: Trainer, run: RunConfig, numerics: Numerics, blob: Callable[[Digest], Buffer]) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        run: RunConfig,
+        numerics: Numerics,
+        blob: Callable[[Digest], Buffer],
+        between: Callable[[], None] = nothing,
+    ) -> None:
         self._trainer = trainer
         self._run = run
         self._numerics = numerics
         self._blob = blob
+        self._between = between
         self._shape = shape_of(trainer)
 
     def check(self, case: Case, wanted: Collection[int]) -> tuple[list[Replayed], Ended | None]:
@@ -191,7 +201,7 @@ class Replays:
         before: tuple[int, _Made] | None = None  # the segment that was made just now
         for number in sorted(wanted):
             try:
-                begin = self._vectors(begins[number])
+                begin = self.vectors(begins[number])
                 if number == 0:
                     self._check_first(case, begins[0])
                 elif before is not None and before[0] == number - 1:
@@ -277,7 +287,7 @@ class Replays:
         if self._numerics == "exact":
             raise _Differs("it came to another state by these training steps")
         if number < case.last:
-            mine, theirs = self._moved(case, number + 1, made.end), self._vectors(begins[number + 1])
+            mine, theirs = self._moved(case, number + 1, made.end), self.vectors(begins[number + 1])
         else:
             mine, found = made.end, self._end(shown)
             if found is None:
@@ -325,6 +335,7 @@ class Replays:
             return _Made(begin, begin, names)
 
         def note(num_steps: int) -> None:
+            self._between()
             if num_steps % every == 0 or num_steps == segment.num_steps:
                 names.append(digest_of(state_index(state_of(self._trainer))))
 
@@ -382,7 +393,15 @@ class Replays:
         except WireError as error:
             raise _Differs(f"what it has named is no state: {error}") from None
 
-    def _vectors(self, index: StateIndex, names: Collection[str] | None = None) -> State:
+    def vectors(self, index: StateIndex, names: Collection[str] | None = None) -> State:
+        """Return vectors of a state that is here.
+
+        Args:
+            names: of them; None: all.
+
+        Raises:
+            DataError: they are not here, or altered.
+        """
         found = State()
         for vector in index.vectors:
             if names is None or vector.name in names:
@@ -404,7 +423,7 @@ class Replays:
         if index.shape != self._shape:
             raise _Differs("what it has named is no state of this model")
         try:
-            return self._vectors(index, {LOCAL})
+            return self.vectors(index, {LOCAL})
         except NotHere:
             return None
 
@@ -417,7 +436,7 @@ class Replays:
         index = self._index(Digest(case.work.error))
         if index.shape.keys() != {ERROR} or index.shape[ERROR] > 2 * case.outers[0].numel():
             raise _Differs("what its codec had left before is no such thing")
-        return self._vectors(index)[ERROR]
+        return self.vectors(index)[ERROR]
 
 
 def _every(head: Head) -> int:

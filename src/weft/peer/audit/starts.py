@@ -15,7 +15,7 @@ from weft.ids import Digest, PeerId, Round
 from weft.peer.audit.steps import LOCAL
 from weft.peer.audit.trace import Told, Trace, without
 from weft.peer.context import Context
-from weft.peer.messages import WorkAnswer, WorkRequest
+from weft.peer.messages import NamedState, WorkAnswer, WorkRequest
 from weft.peer.state.checkpoint import Place, places
 from weft.sync.merge.method import OUTER
 from weft.sync.records.work import state_after, state_before
@@ -30,13 +30,14 @@ UNKNOWN = "it knows no such work, or not any more, or does not know yet that a r
 class _Shown:
     """What can be fetched of one work."""
 
-    lists: dict[Digest, Buffer] = field(default_factory=dict, repr=False)
-    chunks: dict[Digest, Place] = field(default_factory=dict, repr=False)
+    answer: WorkAnswer
+    lists: dict[Digest, Buffer] = field(repr=False)
+    chunks: dict[Digest, Place] = field(repr=False)
 
 
 @dataclass
 class _Asking:
-    """Somebody who asks for what this peer has done.
+    """Somebody who keeps all that this peer has done.
 
     Args:
         since: the first round of whose works it has asked.
@@ -69,27 +70,33 @@ class Starts:
         told = self._trace.known(Digest(request.work))
         if told is None or told.counted is None:
             return WorkAnswer(is_here=False, reason=UNKNOWN)
-        asking = self._asking.setdefault(peer, _Asking(told.counted))
-        asking.since = min(asking.since, told.counted)
+        if request.keeps_all:
+            self._note(peer, told, told.counted, is_done=request.is_done)
         if request.is_done:
-            asking.done = {each.name for each in self._trace.counted if each.name in asking.done} | {told.name}
             return WorkAnswer(is_here=True)
-        for forgotten in list(self._asking)[:-MAX_ASKING]:
-            del self._asking[forgotten]
-        self._shown.pop(told.name, None)
-        self._shown[told.name] = _Shown(*self._found(told))
+        shown = self._shown.pop(told.name, None) or _Shown(self._answer(told), *self._found(told))
+        self._shown[told.name] = shown
         for gone in [name for name in self._shown if self._trace.known(name) is None] or list(self._shown)[:-MAX_SHOWN]:
             del self._shown[gone]
-        return self._answer(told)
+        return shown.answer
+
+    def _note(self, peer: PeerId, told: Told, counted: Round, *, is_done: bool) -> None:
+        asking = self._asking.pop(peer, None) or _Asking(counted)
+        self._asking[peer] = asking
+        asking.since = min(asking.since, counted)
+        if is_done:
+            asking.done = {each.name for each in self._trace.counted if each.name in asking.done} | {told.name}
+        for forgotten in list(self._asking)[:-MAX_ASKING]:
+            del self._asking[forgotten]
 
     def _answer(self, told: Told) -> WorkAnswer:
-        segments, every = told.work.segments, self._trace.trace_every
+        segments, every, tree = told.work.segments, self._trace.trace_every, told.tree
         begins = [state_before(segments, every, number) for number in range(len(segments))]
         ends = [state_after(segments, every, number) for number in range(len(segments))]
         return WorkAnswer(
             is_here=True,
-            begins=tuple(told.named(told.state(at), at) for at in begins),
-            ends=tuple(told.named(told.state(at), at) for at in ends),
+            begins=tuple(NamedState(state=told.state(at), path=tree.path(at)) for at in begins),
+            ends=tuple(NamedState(state=told.state(at), path=tree.path(at)) for at in ends),
         )
 
     def _found(self, told: Told) -> tuple[dict[Digest, Buffer], dict[Digest, Place]]:

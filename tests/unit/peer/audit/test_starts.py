@@ -73,8 +73,8 @@ class There:
         self.works[work.name] = work
         return work
 
-    def ask(self, work: Digest, *, is_done: bool = False) -> WorkAnswer:
-        request = WorkRequest(work=work, is_done=is_done)
+    def ask(self, work: Digest, *, keeps_all: bool = True, is_done: bool = False) -> WorkAnswer:
+        request = WorkRequest(work=work, keeps_all=keeps_all, is_done=is_done)
         return asyncio.run(self.served[WorkRequest](KEEPER, request))  # type: ignore[no-any-return]
 
     def blob(self, name: str) -> bytes | None:
@@ -122,6 +122,8 @@ def test_a_peer_stays_for_who_keeps_its_works_until_the_last_is_kept(tmp_path: P
     early = there.put(told(tmp_path, Round(1)))
     assert not there.starts.is_awaited, "nobody has asked"
     second = there.put(told(tmp_path, Round(2), 2.0))
+    there.ask(second.name, keeps_all=False)
+    assert not there.starts.is_awaited, "who looks at one work waits for no other"
     there.ask(second.name)
     assert there.starts.is_awaited
     there.ask(second.name, is_done=True)
