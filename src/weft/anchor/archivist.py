@@ -128,7 +128,11 @@ class Archivist:
         if self._kept.chain is None:
             return
         if self._archive.head is None:
-            await self._begin(from_start=True)
+            begin = await self._opening()
+            self._num_idle += 1
+            if begin is None and self._num_idle < PATIENCE:
+                return  # who began the run may be about to tell
+            await self._begin(begin)
         while await self._follow():
             self._num_idle = 0
         head, newest = self._archive.head, self._kept.chain.head
@@ -136,13 +140,12 @@ class Archivist:
         self._num_idle = 0 if is_level else self._num_idle + 1
         if self._num_idle >= PATIENCE:
             self._num_idle = 0
-            await self._begin(from_start=False)
+            await self._begin()
 
-    async def _begin(self, *, from_start: bool) -> None:
-        kept, begin = self._kept.kept, None
+    async def _begin(self, begin: Begin | None = None) -> None:
+        """Keep rounds from the run's beginning on, or from the state that the anchor has."""
+        kept = self._kept.kept
         assert kept is not None
-        if from_start:
-            begin = await self._opening()
         if begin is None:
             index = await self._compute.serve(lambda: self._copied(Digest(kept.index)))
             if not index:
@@ -296,11 +299,13 @@ class Archivist:
             return answer.reason or "it does not say why"
         if not self._is_shown(work, answer):
             return "it shows states that it has not named"
-        for begin in answer.begins:
-            await self._keep_state(peer, Digest(begin.state), None)
-        await self._keep_state(peer, Digest(answer.ends[-1].state), {LOCAL} if self._has_ends else set())
+        first, *later = answer.begins
+        await self._keep_state(peer, Digest(first.state), lambda name: name != LOCAL)  # those are the run's
+        for begin in later:
+            await self._keep_state(peer, Digest(begin.state))
+        await self._keep_state(peer, Digest(answer.ends[-1].state), lambda name: self._has_ends and name == LOCAL)
         if work.error is not None:
-            await self._keep_state(peer, Digest(work.error), None)
+            await self._keep_state(peer, Digest(work.error))
         whole = KeptWork(signed=kept.signed, begins=answer.begins, ends=answer.ends)
         await self._compute.serve(lambda: pending.stretch.add(pending.wanted.round, whole))
         return ""
@@ -317,11 +322,13 @@ class Archivist:
         named = zip((*begins, *ends), (*answer.begins, *answer.ends), strict=True)
         return all(is_state(trace, segments, every, at, Digest(each.state), each.path) for at, each in named)
 
-    async def _keep_state(self, peer: PeerId, name: Digest, names: set[str] | None) -> None:
+    async def _keep_state(
+        self, peer: PeerId, name: Digest, is_wanted: Callable[[str], bool] = lambda _name: True
+    ) -> None:
         """Fetch the list of a state, and the chunks of some of its vectors.
 
         Args:
-            names: of the vectors; None: all.
+            is_wanted: asked of the name of each.
 
         Raises:
             PayloadError: it is no state of this run's model.
@@ -332,7 +339,7 @@ class Archivist:
         index: StateIndex = decode(data, StateIndex, max_nbytes=MAX_INDEX_NBYTES)
         if len(index.vectors) > MAX_VECTORS or any(each.num > 2 * self._num_parameters for each in index.vectors):
             raise PayloadError(f"what {short(peer)} shows is larger than any state of this run")
-        places = index.places(names)
+        places = index.places({each.name for each in index.vectors if is_wanted(each.name)})
         missing = [Blob(digest=each, nbytes=at[0].nbytes) for each, at in places.items() if not self._has(each)]
 
         async def keep(_blob: Blob, data: Buffer) -> None:

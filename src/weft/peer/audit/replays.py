@@ -201,10 +201,10 @@ class Replays:
         before: tuple[int, _Made] | None = None  # the segment that was made just now
         for number in sorted(wanted):
             try:
-                begin = self.vectors(begins[number])
                 if number == 0:
                     self._check_first(case, begins[0])
-                elif before is not None and before[0] == number - 1:
+                begin = self._begin(case, number, begins[number])
+                if before is not None and before[0] == number - 1:
                     self._check_moved(case, shown, number, before[1], begin)
                 made = self._made(case, number, begin)
                 names, before = names + made.names, (number, made)
@@ -232,6 +232,13 @@ class Replays:
         except _Differs as failure:
             return [*found[:-1], case.of(case.last, "differs", str(failure))], None
         return found, Ended(end, left) if is_same else None
+
+    def _begin(self, case: Case, number: int, index: StateIndex) -> State:
+        """Return what a segment begins with; the parameters of the first are the run's."""
+        if number or not case.heads[0].outer.chunks:
+            return self.vectors(index)
+        names = {vector.name for vector in index.vectors} - {LOCAL}
+        return {**self.vectors(index, names), LOCAL: case.outers[0]}
 
     def _named(self, case: Case, shown: NamedState, number: int, every: int) -> StateIndex:
         self._require_signed(case, shown, number, every)

@@ -218,9 +218,19 @@ class EntryCheck:
                 await self._pausing.change()
             try:
                 async with self._context.learner_lock:
-                    return await self._context.compute.train(replay)
+                    return await self._lent(replay)
             except Away:
                 await asyncio.sleep(0)
+
+    async def _lent(self, replay: Callable[[], Replayed]) -> Replayed:
+        """Return what a replay comes to; where this ends before, the trainer is back first: it is to be saved."""
+        replaying = asyncio.ensure_future(self._context.compute.train(replay))
+        try:
+            return await asyncio.shield(replaying)
+        except asyncio.CancelledError:
+            await asyncio.wait([replaying])
+            replaying.cancelled() or replaying.exception()
+            raise
 
     async def _fetched(
         self, peer: PeerId, name: Digest, blobs: dict[Digest, Buffer], names: set[str] | None
