@@ -1,19 +1,20 @@
 """Newcomers to an audited run look at what others have done before they bring anything themselves."""
 
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 
 from scenarios.cheats import HalfTheSteps
-from scenarios.swarm import Swarm
+from scenarios.swarm import TRAIN_S, Swarm
 from scenarios.test_audits import METHODS
 from scenarios.test_faults import MakeSwarm
 from weft.errors import PeerError
-from weft.events import StepDone, WorkAudited, WorkDoubted
+from weft.events import RoundCommitted, StepDone, WorkAudited, WorkDoubted
 from weft.ids import short
 from weft.run.machine import PeerConfig
 from weft.run.trust import AuditedTrust
 from weft.sim.world import Life
+from weft.tasks import Inline
 from weft.training.trainer import Trainer
 
 EXACT = AuditedTrust(audit_rate=1e-6, numerics="exact")
@@ -24,8 +25,12 @@ def settings(check: int) -> PeerConfig:
     return PeerConfig(device="cpu", micro_batch=2, check=check)
 
 
-def come(swarm: Swarm, check: int, *, liar: str = "") -> Life:
-    """Play a run that d joins after some rounds."""
+def come(swarm: Swarm, check: int, *, liar: str = "", train_s: float = TRAIN_S) -> Life:
+    """Play a run that d joins after some rounds.
+
+    Args:
+        train_s: that a call of training takes d.
+    """
     made, liars = count(), {"c": 2}
     swarm.make_trainer = lambda *given: (HalfTheSteps if next(made) == liars.get(liar) else Trainer)(*given)
 
@@ -33,8 +38,10 @@ def come(swarm: Swarm, check: int, *, liar: str = "") -> Life:
         a, b, c = await swarm.start("abc")
         await swarm.round(a, 5)
         d = swarm.member("d")
-        swarm.launch(d, settings=settings(check))
+        swarm.launch(d, settings=settings(check), compute=Inline(train_s))
         await swarm.done(a, b, c)
+        if train_s > TRAIN_S:
+            swarm.kill(d)
         await d.life.has_ended.wait()
 
     swarm.run(scenario)
@@ -53,7 +60,16 @@ def test_a_newcomer_makes_some_leases_of_others_again_before_its_own(make_swarm:
     assert all(at <= trained[0] for at in looked)
     founder = swarm.member("a").life
     assert founder.seen(WorkAudited) == [], "who begins a run has nothing to look at"
-    assert all(event.left_out == {} for event in founder.committed), "nobody waits for it"
+
+
+@pytest.mark.full
+def test_nobody_waits_while_a_slow_machine_looks(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=FP32, num_rounds=20, num_peers=3, learns=True)
+    life = come(swarm, 3, train_s=60.0)
+    assert life.seen(StepDone) == [], "all is trained before it has looked"
+    times = swarm.member("a").life.times(RoundCommitted)
+    assert len(times) == 20
+    assert max(after - before for before, after in pairwise(times)) < 3 * TRAIN_S
 
 
 @pytest.mark.full

@@ -62,7 +62,7 @@ def test_a_run_without_an_archive_is_refused(weft: Weft, tmp_path: Path) -> None
     home = tmp_path / "home"
     (home / "runs" / RUN / ME).mkdir(parents=True)
     refused(weft, 11, "no archive of run", "--home", home, "ledger", "check", RUN[:8], "--all")
-    refused(weft, 17, "no run", "--home", home, "ledger", "check", "ff" * 4, "--segments", 3)
+    refused(weft, 17, "is not a run of this home", "--home", home, "ledger", "check", "ff" * 4, "--segments", 3)
     (home / "runs" / RUN / ME / "archive").mkdir()
     refused(weft, 11, "the config of run", "--home", home, "ledger", "check", RUN[:8], "--segments", 3)
     refused(weft, 2, "say how many: --segments 100", "ledger", "check", tmp_path / "none")
