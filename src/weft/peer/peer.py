@@ -111,8 +111,8 @@ class Peer:
         if self.replica.charter.audits is not UNSET and isinstance(self._trainer, Trainer):
             emit = _emit_from_thread(context.emit)
             self._audits = Audits(context, self._trainer, self.replica, self._carry, emit, self._tasks)
-            given = context, self._trainer, self.replica, self.pausing
-            self._entry_check = EntryCheck(*given, self._should_break_off)
+            given = context, self._trainer, self.replica
+            self._entry_check = EntryCheck(*given, self.pausing.ended, self._should_break_off)
         self._trace = None if self._audits is None else self._audits.trace
         self._training = LeaseTraining(
             context, self._trainer, self._carry, self._should_break_off, helpers, self._trace

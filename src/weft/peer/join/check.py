@@ -17,7 +17,7 @@ Failure:
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -34,7 +34,6 @@ from weft.peer.audit.heads import Head
 from weft.peer.audit.replays import Case, NotHere, Replayed, Replays, Shown
 from weft.peer.audit.steps import LOCAL, Away
 from weft.peer.context import Context
-from weft.peer.loop.lifecycle import Pause
 from weft.peer.messages import MAX_CERTIFICATES, ChainAnswer, ChainRequest, WorkAnswer, WorkRequest
 from weft.peer.round.works import MAX_NBYTES
 from weft.peer.state.replica import Replica
@@ -77,17 +76,23 @@ class EntryCheck:
     """Of one peer.
 
     Args:
+        awake: waits until this peer is not paused.
         should_break_off: asked between training steps.
     """
 
     def __init__(
-        self, context: Context, trainer: Trainer, replica: Replica, pausing: Pause, should_break_off: Callable[[], bool]
+        self,
+        context: Context,
+        trainer: Trainer,
+        replica: Replica,
+        awake: Callable[[], Awaitable[None]],
+        should_break_off: Callable[[], bool],
     ) -> None:
         self._context = context
         self._node = context.node
         self._trainer = trainer
         self._replica = replica
-        self._pausing = pausing
+        self._awake = awake
         self._should_break_off = should_break_off
 
     async def run(self, head: Manifest) -> None:
@@ -214,8 +219,7 @@ class EntryCheck:
             return found
 
         while True:
-            while self._pausing.is_away:
-                await self._pausing.change()
+            await self._awake()
             try:
                 async with self._context.learner_lock:
                     return await self._lent(replay)

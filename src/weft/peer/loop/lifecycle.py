@@ -271,6 +271,11 @@ class Pause:
         while self._is_moving and self._trainer.is_parked != self.is_on:
             await self.change()
 
+    async def ended(self) -> None:
+        """Wait until something can be trained."""
+        while self.is_away:
+            await self.change()
+
     async def change(self, since: int | None = None) -> None:
         """Wait until the pause begins or ends, or the device has been left or taken, or is ready again.
 
