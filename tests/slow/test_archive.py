@@ -40,12 +40,13 @@ def is_round(number: int) -> Callable[[Entry], bool]:
     return lambda entry: isinstance(entry.event, RoundCommitted) and entry.event.round >= number
 
 
-def has_all(anchor: Shell, last: int, killed: set[PeerId]) -> bool:
-    """Return whether an archive has all rounds, and what began the works of all but those who were killed."""
+def lacks(anchor: Shell, last: int, killed: set[PeerId]) -> list[tuple[int, str]]:
+    """Return what an archive has not got yet: rounds, works, and what those began with of all but who was killed."""
     (folder,) = anchor.home.glob("runs/*/*/archive")
     (stretch,) = stretches(folder)
-    lacking = stretch.lacking(last + 1)
-    return last in stretch.numbers and all(kept and wanted.peer in killed for wanted, kept in lacking)
+    works = stretch.lacking(last + 1)
+    found = [(wanted.round, wanted.peer) for wanted, kept in works if kept is None or wanted.peer not in killed]
+    return found if last in stretch.numbers else [*found, (last, "the round")]
 
 
 def test_any_lease_of_a_run_is_made_again_by_who_was_never_in_it(
@@ -73,8 +74,8 @@ def test_any_lease_of_a_run_is_made_again_by_who_was_never_in_it(
         last = max(entry.event.round for entry in maker.entries() if isinstance(entry.event, RoundCommitted))
         killed = {each.peer for shell in others[:2] for each in shell.entries()}
         deadline = time.monotonic() + KEPT_S
-        while not has_all(anchor, last, killed):
-            assert time.monotonic() < deadline, anchor.said.read_text()
+        while lacking := lacks(anchor, last, killed):
+            assert time.monotonic() < deadline, f"{lacking}; {anchor.said.read_text()}"
             time.sleep(0.5)
         assert anchor.send(signal.SIGINT) == 0
     finally:

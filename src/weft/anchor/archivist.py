@@ -85,6 +85,7 @@ class Archivist:
         self._emit = emit
         self._has_ends = has_ends
         self._pending: dict[Digest, _Pending] = {}
+        self._greeted: set[PeerId] = set()  # members that know that all is kept
         self._num_idle = 0  # looks in a row that brought nothing, though the run goes on
         self._known_num = 0  # of the run's parameters
         self._told = ""
@@ -99,6 +100,7 @@ class Archivist:
         """Keep what the works that they count began with."""
         await self._try(self._recall)
         while True:
+            await self._greet()
             await self._gather()
             await asyncio.sleep(LOOK_S)
 
@@ -227,6 +229,21 @@ class Archivist:
         await self._compute.serve(lambda: self._archive.blobs.put(data))
 
     # --- works ---
+
+    async def _greet(self) -> None:
+        """Tell members that all of theirs is kept: who ends soon waits for it, though nothing of it is counted yet."""
+        head = self._archive.head
+        self._greeted = {peer for peer in self._greeted if self._node.is_linked(peer)}
+        members = () if head is None else head.members
+        new = [PeerId(peer) for peer in members if self._node.is_linked(peer) and peer not in self._greeted]
+
+        async def greet(peer: PeerId) -> None:
+            assert head is not None
+            request = messages.WorkRequest(work=digest_of(head), keeps_all=True)  # of which it has none
+            if await self._node.ask(peer, request, messages.WorkAnswer, deadline_s=CALL_S) is not None:
+                self._greeted.add(peer)
+
+        await asyncio.gather(*map(greet, new))
 
     async def _gather(self) -> None:
         """Fetch what is not here: what was signed of anybody, the rest of several peers at a time."""

@@ -68,10 +68,10 @@ class Starts:
 
     async def _on_request(self, peer: PeerId, request: WorkRequest) -> WorkAnswer:
         told = self._trace.known(Digest(request.work))
+        if request.keeps_all:
+            self._note(peer, told, is_done=request.is_done)
         if told is None or told.counted is None:
             return WorkAnswer(is_here=False, reason=UNKNOWN)
-        if request.keeps_all:
-            self._note(peer, told, told.counted, is_done=request.is_done)
         if request.is_done:
             return WorkAnswer(is_here=True)
         shown = self._shown.pop(told.name, None) or _Shown(self._answer(told), *self._found(told))
@@ -80,12 +80,16 @@ class Starts:
             del self._shown[gone]
         return shown.answer
 
-    def _note(self, peer: PeerId, told: Told, counted: Round, *, is_done: bool) -> None:
-        asking = self._asking.pop(peer, None) or _Asking(counted)
+    def _note(self, peer: PeerId, told: Told | None, *, is_done: bool) -> None:
+        """Note that somebody keeps all; what it asks for may not be counted here yet."""
+        counted = self._trace.counted
+        next_one = Round(1 + max((each.counted or 0 for each in counted), default=-1))
+        asking = self._asking.pop(peer, None) or _Asking(next_one)
         self._asking[peer] = asking
-        asking.since = min(asking.since, counted)
-        if is_done:
-            asking.done = {each.name for each in self._trace.counted if each.name in asking.done} | {told.name}
+        if told is not None and told.counted is not None:
+            asking.since = min(asking.since, told.counted)
+        if told is not None and is_done:
+            asking.done = {each.name for each in counted if each.name in asking.done} | {told.name}
         for forgotten in list(self._asking)[:-MAX_ASKING]:
             del self._asking[forgotten]
 

@@ -109,6 +109,20 @@ def test_what_no_round_has_counted_is_not_shown(tmp_path: Path) -> None:
     assert there.blob(digest_of(state_index(vectors(1.0)))) is None
 
 
+def test_who_keeps_all_is_waited_for_before_anything_is_counted(tmp_path: Path) -> None:
+    there = There(tmp_path)
+    there.ask(digest(b"nothing of this peer"))
+    assert not there.starts.is_awaited
+    first = there.put(told(tmp_path, Round(4)))
+    assert there.starts.is_awaited
+    there.ask(first.name, is_done=True)
+    assert not there.starts.is_awaited
+    late = There(tmp_path)
+    late.put(told(tmp_path, Round(5), 2.0))
+    late.ask(digest(b"nothing of this peer"))
+    assert not late.starts.is_awaited, "who comes later does not ask for what was before"
+
+
 def test_what_is_gone_from_the_disk_is_not_shown(tmp_path: Path) -> None:
     there = There(tmp_path)
     work = there.put(told(tmp_path, Round(1)))
