@@ -17,6 +17,7 @@ import torch
 
 from tickets import body_of, signed_ticket
 from weft import wire
+from weft.anchor.archive import Begin, KeptRound, KeptWork
 from weft.chat.grammar import FormWanted
 from weft.codec.blocks import Blocks
 from weft.codec.build import build
@@ -52,7 +53,7 @@ from weft.net.transport.frame import encode_frame
 from weft.net.transport.tls_certificate import make_certificate
 from weft.net.transport.tls_handshake import Challenge, ClientProof, Welcome, preamble
 from weft.peer.chain import genesis, open_branch
-from weft.peer.messages import StateRequest
+from weft.peer.messages import NamedState, StateRequest, WorkAnswer, WorkRequest
 from weft.store.journal import Votes
 from weft.sync.governance import enact, read_lie
 from weft.sync.merge.reduce import Coding, Merger
@@ -438,9 +439,11 @@ def entry() -> Vector:
     }
 
 
+STATES = [wire.digest(b"state %d" % number) for number in range(4)]
+
+
 def signed_work() -> wire.Signed:
     head = opening_manifest()
-    states = [wire.digest(b"state %d" % number) for number in range(4)]
     done = Work(
         run=RUN,
         branch=head.branch,
@@ -449,7 +452,7 @@ def signed_work() -> wire.Signed:
         segments=(Segment(head=wire.digest_of(head), round=Round(0), holder=A.peer, num_steps=3),),
         follows=None,
         num_before=0,
-        trace=Tree(bytes.fromhex(state) for state in states).root(),
+        trace=Tree(map(bytes.fromhex, STATES)).root(),
         payload=wire.digest(b"payload"),
         tokens=Tokens(24),
         error=None,
@@ -477,6 +480,23 @@ def audit_seal() -> Vector:
     salt = wire.digest(wire.seal(B, Salt(run=RUN, work=work, before=1)).signature)
     signed = wire.seal(B, Sealed(run=RUN, work=work, before=1, seal=seal_of(salt, state, B.peer)))
     return {"state": state, "salt": salt, "body": signed.body.hex(), "signature of B": signed.signature.hex()}
+
+
+def archive() -> Vector:
+    head, tree = opening_manifest(), Tree(map(bytes.fromhex, STATES))
+    begin = Begin(head=head, charter=first_charter(), opening=wire.seal(A, head))
+    ends = [NamedState(state=STATES[at], path=tree.path(at)) for at in (0, 3)]
+    kept = KeptWork(signed=signed_work(), begins=(ends[0],), ends=(ends[1],))
+    round = KeptRound(certificate=signed_certificate(), works=(kept,))
+    request = WorkRequest(work=kept.name, keeps_all=True)
+    return {
+        "digest of begin": wire.digest_of(begin),
+        "nbytes of the round": str(len(wire.encode(round))),
+        "its digest": wire.digest_of(round),
+        "state of begins": wire.encode(ends[0]).hex(),
+        "request": wire.encode(request).hex(),
+        "digest of the answer": wire.digest_of(WorkAnswer(is_here=True, begins=kept.begins, ends=kept.ends)),
+    }
 
 
 def steward_act() -> wire.Signed:
@@ -725,6 +745,7 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "entry": entry,
     "work": work,
     "audit-seal": audit_seal,
+    "archive": archive,
     "group": group,
     "charter": charter,
     "act": act,

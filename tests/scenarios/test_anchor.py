@@ -13,6 +13,7 @@ from scenarios.test_join import LARGER, LONG_S, Paced, lay
 from weft import wire
 from weft.anchor import anchor as anchor_module
 from weft.anchor.anchor import Anchor, AnchorContext
+from weft.anchor.archive import Archive
 from weft.anchor.disk import Anchored
 from weft.codec.config import Fp32Config
 from weft.events import BranchOpened, Event, MemberSuspected, PeerStopped, RoundCommitted, StateJoined
@@ -42,9 +43,10 @@ DILOCO = DiLoCoConfig(every=EVERY, codec=Fp32Config())
 class Kept:
     """An anchor of a swarm's run: its machine, and its present process."""
 
-    def __init__(self, swarm: Swarm, root: Path) -> None:
+    def __init__(self, swarm: Swarm, root: Path, *, has_archive: bool = False) -> None:
         self.swarm = swarm
         self.root = root
+        self.has_archive = has_archive
         self.home = swarm.home  # with data and tokenizer: no member of a swarm serves them
         self.identity = Identity.from_seed(bytes(31) + b"a")
         self.events: list[Event] = []
@@ -71,11 +73,16 @@ class Kept:
         node.serve_blobs(public(outline, config.run, self.home))
         context = AnchorContext(
             node=node, home=self.home, kept=kept, compute=self.compute, clock=self.swarm.clock, emit=self.events.append,
-            max_parameters=10**7,
+            max_parameters=10**7, archive=self._archive() if self.has_archive else None,
         )  # fmt: skip
         self.kept = kept
         self.anchor = Anchor(outline, context)
         self.task = asyncio.ensure_future(self.anchor.keep())
+
+    def _archive(self) -> Archive:
+        archive = Archive(self.root / "archive")
+        archive.load(self.swarm.run_config.run)
+        return archive
 
     @property
     def head(self) -> Manifest | None:

@@ -9,6 +9,8 @@
 It never asks to be counted in, so it is in no electorate and nobody waits for it. It sends heartbeats, so members see
 it and know how far its state is; it takes one of the places among those who watch each other.
 
+Of an audited run it may keep more: what it takes to do any counted training step again (`weft.anchor.archivist`).
+
 Outer steps need arithmetic that it does not have, so it keeps a state and the results of the rounds since, and fetches
 a new state when those weigh as much as the state does.
 
@@ -28,6 +30,8 @@ from functools import partial
 
 from msgspec import UNSET
 
+from weft.anchor.archive import Archive
+from weft.anchor.archivist import Archivist
 from weft.anchor.disk import Anchored
 from weft.clock import Clock
 from weft.data.store import DataIndex
@@ -68,6 +72,7 @@ class AnchorContext:
     clock: Clock
     emit: Emit
     max_parameters: int  # states of larger models are refused
+    archive: Archive | None = None  # of an audited run, for ever; None: the newest state is all that is kept
 
 
 class Anchor:
@@ -90,11 +95,19 @@ class Anchor:
         self._client = state_client.StateClient(node, context.compute, context.clock)
         self._ranking = state_client.Ranking(node, self._membership, context.clock)
         self._has_files = False
+        self.archivist = None if context.archive is None else self._made(context, context.archive)
         self._told = ""  # the last failure that was said: once, not every second
         node.serve(messages.StateRequest, self._offer)
         node.serve(messages.ChainRequest, self._continue)
         node.serve(messages.CharterRequest, self._tell_charter)
         node.serve_blobs(lambda _peer, digest: kept.lookup(digest), is_patient=True)
+
+    def _made(self, context: AnchorContext, archive: Archive) -> Archivist:
+        has_ends = self._outline.trust is UNSET or self._outline.trust.numerics != "exact"
+        return Archivist(
+            context.node, archive, context.kept, self._ranking, context.compute, context.clock, context.emit,
+            has_ends=has_ends,
+        )  # fmt: skip
 
     @property
     def head(self) -> Manifest | None:
@@ -129,6 +142,9 @@ class Anchor:
         await self._membership.start()
         following = Tasks(self.fail)
         following.spawn(self._follow())
+        if self.archivist is not None:
+            following.spawn(self.archivist.follow())
+            following.spawn(self.archivist.gather())
         try:
             await self._stopping.wait()
         finally:

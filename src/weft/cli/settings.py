@@ -112,6 +112,15 @@ class Hardware:
             metavar="FROM-TO",
         ),
     ] = None
+    check: Annotated[
+        int | None,
+        typer.Option(
+            help="Of a run whose members audit each other: make so many leases of others again before the first "
+            "contribution; 0: none. Default: 3.",
+            min=0,
+            max=64,
+        ),
+    ] = None
     code: Annotated[
         list[str] | None,
         typer.Option(
@@ -130,6 +139,7 @@ class Hardware:
             "caps.vram_nbytes": nbytes("--vram", self.vram),
             "caps.cores": self.cores,
             "caps.hours": self.hours,
+            "check": self.check,
             "code": None if self.code is None else [str(Path(file).resolve()) for file in self.code],
         }
 
@@ -170,6 +180,8 @@ _ALLOWED = {
     "is_drawing_only": ("--draw-only", "no value"),
     "code": ("--code", "files of Python that call weft.extend, 16 at most"),
     "has_lan": ("--lan", "no value"),
+    "keep": ("--keep", "newest or all"),
+    "check": ("--check", "a whole number from 0 to 64; 0: none"),
     "caps.upload_bps": ("--up", "at least 1mbit: rounds do not wait for slower peers"),
     "caps.download_bps": ("--down", "at least 1mbit: a slower peer never catches up"),
     "caps.day_nbytes": ("--per-day", "at least 10MB"),

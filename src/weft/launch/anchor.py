@@ -11,9 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from weft.anchor.anchor import Anchor, AnchorContext
+from weft.anchor.archive import Archive
 from weft.anchor.disk import Anchored
 from weft.errors import NetError, PeerError, Refused
-from weft.events import PeerStarted
+from weft.events import Notice, PeerStarted
 from weft.ids import Digest, RunId
 from weft.keys import Identity, open_identity
 from weft.launch.runs import names_in, unless_begun
@@ -49,7 +50,7 @@ async def anchor(
             outline = await _outline(s, ticket)
             begun()
             s.admit(outline, ticket.secret)
-            kept = Anchored(s.folder.anchored)
+            kept, archive = Anchored(s.folder.anchored), await _archive(s, outline)
             await asyncio.to_thread(kept.load)
             context = AnchorContext(
                 node=s.node,
@@ -59,6 +60,7 @@ async def anchor(
                 clock=s.clock,
                 emit=s.emit,
                 max_parameters=options.settings.max_parameters,
+                archive=archive,
             )
             keeping = Anchor(outline, context)
             name = s.node.passport.name
@@ -76,6 +78,18 @@ def _identity(options: Options, run: RunId) -> Identity:
     """
     path: Path = options.key or options.home.keys / f"anchor-{run[:KEY_DIGITS]}.pem"
     return open_identity(path, create=True)
+
+
+async def _archive(s: Session, outline: Outline) -> Archive | None:
+    """Return what this machine keeps for ever, if it keeps all of an audited run."""
+    if s.options.settings.keep != "all":
+        return None
+    if not outline.is_audited:
+        s.emit(Notice(text="members of this run do not audit each other: nothing but the newest state is kept"))
+        return None
+    archive = Archive(s.folder.archive)
+    await asyncio.to_thread(archive.load, s.node.run)
+    return archive
 
 
 async def _outline(s: Session, ticket: Ticket) -> Outline:

@@ -34,6 +34,7 @@ from weft.run.genesis import initial, on_corpus, pack_private, seal
 from weft.run.host import limit_cores
 from weft.run.machine import PeerConfig, Use, without_effect
 from weft.run.staged import StagedConfig, held_of
+from weft.run.trust import AuditedTrust
 from weft.store.home import PeerFolder
 from weft.store.pool import Pool
 from weft.store.tickets import keep_own_data, keep_run_file
@@ -259,6 +260,8 @@ class Corpus:
         idle = {name: why for name, why in idle.items() if name not in without_effect(settings)}
         if settings.base_numbers != "auto" and run.model.adapter is UNSET:
             idle["base_numbers"] = "this run trains all of its model, and no adapter"
+        if not isinstance(run.trust, AuditedTrust) and use == "whole":
+            idle["check"] = "members of this run do not audit each other"
         for text in (*self.notes, *told_idle("this machine's settings", said(settings), idle)):
             emit(Notice(text=text))
 

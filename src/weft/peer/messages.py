@@ -234,6 +234,24 @@ class SealOpened(Record, frozen=True, kw_only=True, tag="SealOpened"):
     after: NamedState | None = None  # what it was shown, where it has found nothing wrong with that
 
 
+class WorkRequest(Record, frozen=True, kw_only=True, tag="WorkRequest"):
+    """A call of who keeps or checks what a run has counted: between which states are the steps of this work?"""
+
+    work: HexDigest
+    keeps_all: bool = False  # its sender asks for each work of this peer: who is done stays until it has the last
+    is_done: bool = False  # its sender has all of this one, or asks no more for it
+
+
+class WorkAnswer(Record, frozen=True, kw_only=True, tag="WorkAnswer"):
+    """The lists of the states of `begins` and of the last of `ends` can be fetched for a while, and these chunks: of
+    `begins` all, of the last state those of the parameters, and what codecs had left before."""
+
+    is_here: bool
+    reason: Reason = ""  # why not
+    begins: Annotated[tuple[NamedState, ...], Meta(max_length=MAX_SEGMENTS)] = ()  # the first of each segment
+    ends: Annotated[tuple[NamedState, ...], Meta(max_length=MAX_SEGMENTS)] = ()  # the last of each
+
+
 MAX_PLACES = 64  # of tasks whose answers are asked for at a time
 MAX_ANSWERS_NBYTES = 768 << 10  # what they may take in a message
 

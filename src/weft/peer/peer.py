@@ -40,6 +40,7 @@ from weft.peer.fork import Split
 from weft.peer.group.groups import Groups
 from weft.peer.group.records import GroupRecords
 from weft.peer.join.backpressure import Hold
+from weft.peer.join.check import EntryCheck
 from weft.peer.join.entrance import Entrance
 from weft.peer.join.past import PastRounds
 from weft.peer.join.state_transfer import StateServer
@@ -106,9 +107,12 @@ class Peer:
             else:
                 helpers = Helpers(context, self._trainer, self.replica, self._tasks, self._should_break_off)
         self._audits: Audits | None = None
+        self._entry_check: EntryCheck | None = None
         if self.replica.charter.audits is not UNSET and isinstance(self._trainer, Trainer):
             emit = _emit_from_thread(context.emit)
             self._audits = Audits(context, self._trainer, self.replica, self._carry, emit, self._tasks)
+            given = context, self._trainer, self.replica
+            self._entry_check = EntryCheck(*given, self.pausing.ended, self._should_break_off)
         self._trace = None if self._audits is None else self._audits.trace
         self._training = LeaseTraining(
             context, self._trainer, self._carry, self._should_break_off, helpers, self._trace
@@ -227,6 +231,8 @@ class Peer:
                     if self.is_complete:
                         self.context.emit(Notice(text=COMPLETE))
                 if not self.is_complete:
+                    if self._entry_check is not None:
+                        await self._shutdown.unless_asked(self._entry_check.run(head))
                     await self._take_part(head)
             if isinstance(self._shutdown.failure, Removed):
                 await self._autosave.save()
@@ -555,7 +561,7 @@ class Peer:
             is_saved = await self._autosave.save_if_possible()
             with suppress(Stopped):
                 await self._shutdown.unless_asked(self._evaluator.finish())
-                await self._shutdown.unless_asked(self._shutdown.linger())
+                await self._shutdown.unless_asked(self._shutdown.linger(self._is_awaited))
         reason = "complete" if is_complete else self._shutdown.reason
         await self._shutdown.say(reason)
         if not is_saved:
@@ -565,6 +571,9 @@ class Peer:
         return self._report.outcome(reason, self._evaluator)
 
     # --- small things ---
+
+    def _is_awaited(self) -> bool:
+        return self._audits is not None and self._audits.is_awaited
 
     async def _start(self, snapshot: Snapshot | None) -> None:
         context = self.context

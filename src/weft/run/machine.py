@@ -157,6 +157,10 @@ class PeerConfig(Config, frozen=True, kw_only=True):
     """What conversations may take of the device while this peer trains; all of it while training rests."""
     is_drawing_only: bool = False
     """Of a run that learns from rewards: draw answers for members that train, and train nothing."""
+    check: Annotated[int, msgspec.Meta(ge=0, le=64, description="leases; 0: none")] = 3
+    """Of a run whose members audit each other: make so many leases of others again before the first contribution."""
+    keep: Literal["newest", "all"] = "newest"
+    """Of an anchor: the newest state; or, of an audited run, all that it takes to do its training steps again."""
     code: Annotated[
         tuple[str, ...], msgspec.Meta(max_length=16, description="files of Python that call weft.extend")
     ] = ()
@@ -188,7 +192,7 @@ _OF_DEVICE = (
     "caps.vram_nbytes",
 )
 _OF_SERVING = ("serve_nbytes", "serve_share")
-_OF_TRAINING = ("caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", "is_drawing_only", "code")
+_OF_TRAINING = ("check", "caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", "is_drawing_only", "code")
 _OF_STAYING = (*_OF_TRAINING, *_OF_SERVING)
 _OF_LIMITS = ("caps.memory_nbytes", "caps.cores")
 _OF_WAYS = ("transports", "tls", "iroh")
@@ -218,6 +222,10 @@ def without_effect(settings: PeerConfig, use: Use = "training") -> dict[str, str
         found["serve_share"] = "serve_nbytes is 0: this peer draws no text"
     if settings.device == "cpu":
         found["caps.vram_nbytes"] = "device is cpu, which has no memory of its own"
+    if use not in ("training", "anchor"):
+        found["keep"] = "this peer is no anchor"
+    if use in ("site", "stage", "loop"):
+        found["check"] = "members of such a run do not audit each other"
     if not settings.relay.is_on:
         others = (f"relay.{name}" for name in RelayConfig.__struct_fields__ if name != "is_on")
         found |= dict.fromkeys(others, "relay.is_on is false")

@@ -50,6 +50,11 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     tokens: _Count
 
 
+class Trusted(msgspec.Struct, frozen=True, kw_only=True):
+    type: str
+    numerics: str = "fp32"
+
+
 class Outline(msgspec.Struct, frozen=True, kw_only=True):
     """Some fields of a RunConfig, as it has them; what else is in it is not looked at."""
 
@@ -70,6 +75,11 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
     base: HexDigest | msgspec.UnsetType = msgspec.UNSET
     bases: Annotated[tuple[HexDigest, ...], msgspec.Meta(max_length=MAX_STAGES)] = ()  # as `initials`
     base_nbytes: _Count | msgspec.UnsetType = msgspec.UNSET
+    trust: Trusted | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def is_audited(self) -> bool:
+        return self.trust is not msgspec.UNSET and self.trust.type == "audited"
 
     @property
     def total_tokens(self) -> int:

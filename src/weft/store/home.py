@@ -20,6 +20,7 @@
               run.toml          the run file, as its maker wrote it
               own_data.bin      of a private run: which shards in private/ hold this peer's own files
               anchored/         what an anchor keeps in the place of a checkpoint
+              archive/          and of an audited run, where it keeps all
               moved             bytes moved today, where that is capped
               wish, answer      what a person on this machine asks a running peer, and what it says
               arriving/         what has come of a state that is being fetched
@@ -181,6 +182,7 @@ class PeerFolder:
     own_data = _Inside("own_data.bin")
     said = _Inside("said.json")
     anchored = _Inside("anchored")
+    archive = _Inside("archive")
     moved = _Inside("moved")
     wish = _Inside("wish")
     answer = _Inside("answer")

@@ -70,7 +70,8 @@ def here(line: str) -> Rows:
 def hardware(line: str) -> Rows:
     no_gpu = Refused(f"{line} --device cpu --vram 1GB", "device is cpu, which has no memory of its own")
     always = ("--device", "--threads", "--memory", "--cores", "--hours", "--code")
-    return {**dict.fromkeys(always, ALWAYS), "--vram": (no_gpu,)}
+    check = Shown("launch/test_corpus.py", "test_where_nobody_is_audited_a_check_has_no_effect")
+    return {**dict.fromkeys(always, ALWAYS), "--vram": (no_gpu,), "--check": (check,)}
 
 
 STAY: Rows = dict.fromkeys(("--until", "--quiet", "--parent"), ALWAYS)
@@ -159,7 +160,11 @@ TABLE: dict[str, Rows] = {
         **STAY,
         **ENDS,
     },
-    "anchor": {**here("anchor {ticket}"), **STAY},
+    "anchor": {
+        "--keep": (Shown("launch/test_anchor.py", "test_of_a_run_that_is_not_audited_nothing_more_is_kept"),),
+        **here("anchor {ticket}"),
+        **STAY,
+    },
     "status": {"--follow": ALWAYS, "--json": ALWAYS, **OF_LOGS},
     "watch": {**dict.fromkeys(("--public", "--host", "--port"), ALWAYS), **OF_LOGS},
     "report": {"--out": ALWAYS, **OF_LOGS},
@@ -386,7 +391,15 @@ TABLE: dict[str, Rows] = {
     "ledger stats": dict.fromkeys(("--stage", "--json"), ALWAYS),
     "ledger prove": dict.fromkeys(("--round", "--out", "--peer", "--stage"), ALWAYS),
     "ledger evidence": dict.fromkeys(("--round", "--out", "--stage"), ALWAYS),
-    "ledger check": dict.fromkeys(("--founder", "--accept-few", "--json"), ALWAYS),
+    "ledger check": {
+        "--founder": ALWAYS,
+        "--accept-few": (Refused("ledger check last --all --accept-few", "by a majority's votes alone"),),
+        "--segments": (Refused("ledger check last --all --segments 5", "nothing is drawn"),),
+        "--all": ALWAYS,
+        "--device": (Refused("ledger check {log} --device cpu", "checked without torch"),),
+        "--threads": (Refused("ledger check {log} --threads 1", "checked without torch"),),
+        "--json": ALWAYS,
+    },
     "patch make": {},
     "patch apply": {},
 }

@@ -343,16 +343,17 @@ DEVICE = {
     "caps.vram_nbytes",
 }
 SERVING = {"serve_nbytes", "serve_share"}
-STAYING = {"caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", "is_drawing_only", "code", *SERVING}
+STAYING = {"check", "caps.hours", "is_blocking", "max_blocked_s", "checkpoint_every_s", "is_drawing_only", "code"}
+STAYING |= SERVING
 WAYS = ("transports", "tls.", "iroh.")
 MACHINE: dict[machine.Use, set[str]] = {
     "training": set(),
-    "whole": set(),
-    "site": SERVING,
-    "stage": {"micro_batch", "is_compiled"},
-    "loop": {*DEVICE, "caps.cores", "is_drawing_only", "code", *SERVING},
+    "whole": {"keep"},
+    "site": {"keep", "check", *SERVING},
+    "stage": {"keep", "check", "micro_batch", "is_compiled"},
+    "loop": {"keep", "check", *DEVICE, "caps.cores", "is_drawing_only", "code", *SERVING},
     "anchor": {*DEVICE, *STAYING},
-    "visit": {*DEVICE, *STAYING, "caps.memory_nbytes", "caps.cores"},
+    "visit": {"keep", *DEVICE, *STAYING, "caps.memory_nbytes", "caps.cores"},
 }
 # Of all others somebody has looked where they are read.
 HEARD = {

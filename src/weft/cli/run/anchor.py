@@ -29,6 +29,14 @@ def anchor(
     ticket: Annotated[str | None, typer.Argument(help=f"The ticket; {ASKED}", show_default=False)] = None,
     *,
     here: settings.Here,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            help="newest: the newest state. all: where members audit each other, also what it takes to do any training "
+            "step of the run again (weft ledger check), for ever. Default: newest.",
+            metavar="WHAT",
+        ),
+    ] = None,
     stay: settings.Keep,
 ) -> None:
     """Keep a run's newest state and its members' addresses for machines that join; it does not train or vote."""
@@ -37,7 +45,7 @@ def anchor(
     text = ticket_of(ticket)
     read(text)
     stays = until(stay.until, SystemClock().wall(), contributes=False)
-    chosen = settings.machine_settings(here.machine, here.fields(), use="anchor")
+    chosen = settings.machine_settings(here.machine, here.fields() | {"keep": keep}, use="anchor")
     from weft.launch.session import Options
     from weft.store.home import Home
 

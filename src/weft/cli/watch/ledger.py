@@ -5,6 +5,7 @@
     weft ledger prove last --round 17 --peer KEY -o FILE   a file that shows it
     weft ledger evidence last --round 17 -o FILE           another, with what a member was struck out for
     weft ledger check FILE                                 either, on any machine, with no network
+    weft ledger check last --segments 100                  training steps made again, of what an anchor has kept
 
 What it reads is on this machine's disk, also while its peer trains.
 """
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.home import called, find_run, home_of, no_such_run, say_no_home
+from weft.cli.settings import refuse_idle
+from weft.cli.watch.archived import Asked, check_run
 from weft.errors import ConfigError, DataError, WireError
 from weft.ids import Digest, PeerId, Round, RunId, Tokens, several, short
 
@@ -169,7 +172,11 @@ def evidence(
 def check(
     context: typer.Context,
     file: Annotated[
-        Path, typer.Argument(help="What `weft ledger prove` or `evidence` has written.", show_default=False)
+        str,
+        typer.Argument(
+            help="What `weft ledger prove` or `evidence` has written; with --segments or --all: a run.",
+            show_default=False,
+        ),
     ],
     founder: Annotated[
         str | None, typer.Option(help="The key of who began the run, or its first 16 digits or more: refuse any other.")
@@ -177,21 +184,41 @@ def check(
     accept_few: Annotated[
         bool, typer.Option(help="Where half of the members, or a branch, went on with no majority, believe those.")
     ] = False,
+    segments: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Make the training steps of so many leases again, drawn by chance: `weft anchor --keep all`."
+        ),
+    ] = None,
+    all: Annotated[bool, typer.Option("--all", help="The same of all leases.")] = False,
+    device: Annotated[str, typer.Option(help="With --segments or --all: where torch runs.")] = "auto",
+    threads: Annotated[
+        int, typer.Option(help="The same: threads of torch on the CPU; 0: its own choice.", min=0, max=1024)
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Check such a file, with no network: what it shows, and by whose word."""
+    """Check such a file, with no network: what it shows, and by whose word. Or make training steps of a run again."""
     from weft.sync.proof import shown
     from weft.sync.records.acts import Warrant
     from weft.sync.records.proof import MAX_PROOF_NBYTES, WorkProof
     from weft.wire import decode
 
-    say_no_home(context, "such a file is checked by what is in it")
     if founder is not None and not re.fullmatch(r"[0-9a-fA-F]{16,64}", founder):
         raise ConfigError(f"--founder {founder[:80]}: that is no key. Give its 64 hex digits, or the first 16 or more.")
+    if all or segments is not None:
+        if all:
+            refuse_idle(context, "with --all nothing is drawn", "segments")
+        refuse_idle(context, "rounds of an archive are believed by a majority's votes alone", "accept_few")
+        asked = Asked(None if all else segments, founder, device, threads)
+        check_run(file, home_of(context), asked, as_json=as_json)
+        return
+    refuse_idle(context, "a file is checked without torch", "device", "threads")
+    say_no_home(context, "such a file is checked by what is in it")
     try:
-        data = file.read_bytes()
+        data = Path(file).read_bytes()
     except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror or error}.") from error
+        more = "To make training steps of a run again, say how many: --segments 100."
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}. {more}") from error
     proof: WorkProof | Warrant
     for kind in (WorkProof, Warrant):
         try:

@@ -28,6 +28,7 @@ from weft.peer.audit.looking import is_heard, is_told
 from weft.peer.audit.merges import Merge, Merges
 from weft.peer.audit.outcome import ANSWER_ROUNDS, Found
 from weft.peer.audit.sealing import Broken, Sealing
+from weft.peer.audit.starts import Starts
 from weft.peer.audit.trace import Trace
 from weft.peer.audit.worker import Worker
 from weft.peer.context import Context
@@ -78,10 +79,16 @@ class Audits:
         self.trace = Trace(context, trainer, replica, carry, emit)
         self._sealing = Sealing(context, replica, self._seal_broken)
         self._worker = Worker(context, trainer, replica, self.trace, self.heads, self._sealing, tasks)
+        self._starts = Starts(context, self.trace)
         self._taken: _Taken | None = None
         self._num_false = Counter[PeerId]()
         self._has_gone_on = False
         self.suspicion = Suspicion()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody keeps what this peer has done, and has not got all of it."""
+        return self._starts.is_awaited
 
     def begin(self, rounds: RoundDriver) -> None:
         """Take part in these rounds' audits."""

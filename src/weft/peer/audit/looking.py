@@ -17,11 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
 from weft.ids import Digest, PeerId
-from weft.ledger.tree import is_leaf
 from weft.peer.audit.outcome import Found
 from weft.peer.messages import NamedState
 from weft.sync.records.acts import Warrant
-from weft.sync.records.work import Segment, num_states
+from weft.sync.records.work import Segment, is_state
 
 Phase = Literal["asking", "making", "opening", "comparing", "ended"]
 MOST_FALSE = 3  # accusations of one member that this peer could not find true: it looks into no more
@@ -141,8 +140,7 @@ def _ended(found: Found | None) -> Looking:
 
 def is_named(trace: Digest, segments: Sequence[Segment], trace_every: int, number: int, shown: NamedState) -> bool:
     """Return whether what is shown is the state of this number that a work has named, before anybody was drawn."""
-    is_it = (shown.path.index, shown.path.count) == (number, num_states(segments, trace_every))
-    return is_it and is_leaf(trace, bytes.fromhex(shown.state), shown.path)
+    return is_state(trace, segments, trace_every, number, Digest(shown.state), shown.path)
 
 
 # --- what members tell ---

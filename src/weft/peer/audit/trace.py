@@ -397,6 +397,11 @@ class Trace:
         return self._kept.get(work)
 
     @property
+    def counted(self) -> tuple[Told, ...]:
+        """Return what was announced and rounds have counted, as far as audits may ask for it."""
+        return tuple(told for told in list(self._kept.values()) if told.counted is not None)
+
+    @property
     def works(self) -> tuple[Signed, ...]:
         """Return all works of which audits may ask."""
         return tuple(told.signed for told in self._kept.values())

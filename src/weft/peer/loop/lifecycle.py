@@ -128,8 +128,12 @@ class Shutdown:
         except Exception as another:
             self._tell("say goodbye", another)
 
-    async def linger(self) -> None:
-        """Stay for a moment while a member has not told that it made the last outer step: it may need the results."""
+    async def linger(self, is_awaited: Callable[[], bool] = lambda: False) -> None:
+        """Stay for a moment while a member has not told that it made the last outer step: it may need the results.
+
+        Args:
+            is_awaited: somebody has not got yet what this peer alone has.
+        """
         head = self._replica.head
         assert head is not None
         looks = 0
@@ -141,6 +145,8 @@ class Shutdown:
                         text = f"all is trained, but {who} not made the last round yet: this peer waits up to a minute"
                         self._emit(Notice(text=f"{text}, so that the end can be fetched from here"))
                     looks += 1
+                    await asyncio.sleep(LOOK_S)
+                while is_awaited():  # noqa: ASYNC110  # it has no event to wait for
                     await asyncio.sleep(LOOK_S)
 
     def _leave(self) -> None:
@@ -263,6 +269,11 @@ class Pause:
     async def settled(self) -> None:
         """Wait until the device is free, or taken, as it should be."""
         while self._is_moving and self._trainer.is_parked != self.is_on:
+            await self.change()
+
+    async def ended(self) -> None:
+        """Wait until something can be trained."""
+        while self.is_away:
             await self.change()
 
     async def change(self, since: int | None = None) -> None:

@@ -379,6 +379,40 @@ def read_vectors(
         raise CheckpointError(_unreadable(path, error)) from None
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a chunk lies in a file of vectors."""
+
+    path: Path
+    start: int
+    nbytes: int
+
+    def read(self) -> bytes | None:
+        """Return its bytes, which nobody has checked; None: they are not there any more."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.start)
+                data = file.read(self.nbytes)
+        except OSError:
+            return None
+        return data if len(data) == self.nbytes else None
+
+
+def places(path: Path, index: StateIndex) -> dict[str, dict[Digest, Place]]:
+    """Return, by vector, where the chunks lie of a file that `write_vectors` has written."""
+    found, start = (
+        dict[str, dict[Digest, Place]](),
+        len(_header([(vector.name, vector.num) for vector in index.vectors])),
+    )
+    for vector in index.vectors:
+        here = found.setdefault(vector.name, {})
+        for number, chunk in enumerate(vector.chunks):
+            at = number * CHUNK_NBYTES
+            here[Digest(chunk)] = Place(path, start + at, min(CHUNK_NBYTES, vector.nbytes - at))
+        start += vector.nbytes
+    return found
+
+
 def _read_vector(file: FileIO, index: VectorIndex, path: Path, empty: Empty) -> Tensor:
     vector = empty(index.num, torch.float32)
     for number, (place, digest) in enumerate(zip(chunks(vector), index.chunks, strict=True)):

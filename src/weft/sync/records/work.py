@@ -19,7 +19,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from weft.ids import Tokens
+from weft.ids import Digest, Tokens
+from weft.ledger.tree import Path, is_leaf
 from weft.net.messages import HexBranch, HexDigest, HexPeer, HexRun
 from weft.wire import Record
 
@@ -130,3 +131,16 @@ def num_states(segments: Sequence[Segment], trace_every: int) -> int:
 def state_before(segments: Sequence[Segment], trace_every: int, number: int) -> int:
     """Return the number of the first state of a segment."""
     return num_states(segments[:number], trace_every)
+
+
+def state_after(segments: Sequence[Segment], trace_every: int, number: int) -> int:
+    """Return the number of the last state of a segment."""
+    return state_before(segments, trace_every, number + 1) - 1
+
+
+def is_state(
+    trace: Digest, segments: Sequence[Segment], trace_every: int, number: int, state: Digest, path: Path
+) -> bool:
+    """Return whether a work with this trace has named a state as the one of this number."""
+    is_there = (path.index, path.count) == (number, num_states(segments, trace_every))
+    return is_there and is_leaf(trace, bytes.fromhex(state), path)

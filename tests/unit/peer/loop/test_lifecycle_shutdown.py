@@ -30,6 +30,7 @@ def lingered_s(
     back_until_s: float | None = None,
     head: SimpleNamespace = HEAD,
     told: list[Event] | None = None,
+    awaited_until_s: float = 0.0,
 ) -> float:
     """Return how long a peer stays.
 
@@ -37,6 +38,7 @@ def lingered_s(
         beats: returns what anna has told at a time; None: nothing.
         is_alive: others say so, where she has told nothing.
         back_until_s: she is silent, and until then it is believed that she may come back.
+        awaited_until_s: somebody fetches until then what this peer alone has.
     """
     clock = VirtualClock()
     node = SimpleNamespace(
@@ -57,7 +59,7 @@ def lingered_s(
     )
 
     async def main() -> float:
-        await shutdown.linger()
+        await shutdown.linger(lambda: clock.now() < awaited_until_s)
         return clock.now()
 
     return clock.run(main())
@@ -96,3 +98,9 @@ def test_it_stays_for_who_is_silent_as_long_as_that_one_may_come_back() -> None:
     assert stayed_s(lambda _now: beat(4)) == pytest.approx(20, abs=2 * LOOK_S)
     assert stayed_s(lambda _now: beat(5)) == 0  # it fell silent after the last step
     assert stayed_s(lambda _now: beat(4), is_barred=True) == 0  # this peer itself turns it away
+
+
+def test_it_stays_while_somebody_fetches_what_it_alone_has() -> None:
+    stayed_s = partial(lingered_s, lambda _now: beat(5))
+    assert stayed_s(awaited_until_s=3.0) == pytest.approx(3, abs=2 * LOOK_S)
+    assert stayed_s(awaited_until_s=1e6) == pytest.approx(LINGER_S)

@@ -1,0 +1,469 @@
+"""Counted training steps made again by who was not drawn, from what their peer shows of how its leases began.
+
+    begin       the first state of a lease, as it was signed; where it is not here, what the work before ended with
+    follows     it is the run's parameters with the optimizer of the work before, or a new one; later leases begin where
+                the one before has ended, moved along with the outer parameters
+    steps       all of the lease, on this machine
+    end         the state that was signed: equal bits; or, where machines round differently, as near as honest ones are
+    root        of a work that is made again from its first state on: the signed root over all states
+    payload     what is made of the end, and what its codec leaves
+
+The same checks as an auditor's (`weft.peer.audit.auditor`), of leases in the place of single steps, for what is kept of
+a state is how a lease began. In bf16 a lease of many steps ends so far apart on honest machines that little is seen.
+
+What is shown is signed: the digest of each state has a path to the signed root. So what does not fit to it is no fault
+of who signed (`DataError`), and what does, and is not so, is (`differs`).
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from weft.errors import CheckpointError, DataError, NotFinite, WireError
+from weft.ids import Digest, PeerId, short
+from weft.ledger.tree import Tree
+from weft.peer.audit.auditor import distance
+from weft.peer.audit.heads import Head
+from weft.peer.audit.steps import ERROR, LOCAL, named_error, repeat, shape_of, state_of
+from weft.peer.group.records import lease_of
+from weft.peer.messages import NamedState
+from weft.run.amend import amended
+from weft.run.config import RunConfig
+from weft.store.chunks import raw, state_index
+from weft.sync.merge.method import OUTER, Method, Scope
+from weft.sync.merge.reduce import cut, encode_payload
+from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
+from weft.sync.records.messages import payload_of
+from weft.sync.records.work import Work, is_state, num_states, state_after, state_before
+from weft.training.device import first_line
+from weft.training.learner import nothing
+from weft.training.trainer import Trainer
+from weft.verify.judge import Numerics, threshold, threshold_of_moments
+from weft.wire import Buffer, decode, digest, digest_of
+
+Outcome = Literal["equal", "near", "differs", "unknown"]
+NOT_KEPT = "what its lease began with is not here"
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What came of one lease of a work.
+
+    Args:
+        segment: its number in the work.
+        outcome: equal bits; or as near as honest machines are; or not. Unknown: it cannot be told here.
+        distance: of the parameters, relative to what the steps changed.
+    """
+
+    segment: int
+    num_steps: int
+    outcome: Outcome
+    why: str = ""
+    distance: float = 0.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The bits that a work ended with, as this machine came to them, and what its codec left."""
+
+    state: State
+    left: Float32[Tensor, " num_kept"] | None
+
+
+@dataclass(frozen=True)
+class Before:
+    """The work that another goes on from.
+
+    Args:
+        last: the list of the state that it ended with; None: that is not here.
+        ended: the same as numbers, where this machine has made its steps again; None: it has not.
+    """
+
+    work: Work
+    last: StateIndex | None = None
+    ended: Ended | None = None
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a peer shows of a work: paths to what it has signed."""
+
+    begins: tuple[NamedState, ...]
+    ends: tuple[NamedState, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A counted work, and what it stands on.
+
+    Args:
+        heads: that its segments begin at.
+        outers: the parameters then.
+        shown: None: nothing is here; then all of its leases are made, from where the work before has ended.
+        before: the work that it goes on from; None: it is not known here.
+    """
+
+    work: Work
+    heads: Sequence[Head]
+    outers: Sequence[Float32[Tensor, " num"]]
+    shown: Shown | None = None
+    before: Before | None = None
+
+    @property
+    def last(self) -> int:
+        """The number of the last segment."""
+        return len(self.work.segments) - 1
+
+    @property
+    def trace_every(self) -> int:
+        return _every(self.heads[-1])
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether what it began with can be had without its peer."""
+        return self.work.follows is None or (self.before is not None and self.before.ended is not None)
+
+    def of(self, number: int, outcome: Outcome, why: str = "", distance: float = 0.0) -> Replayed:
+        """Return what came of a segment."""
+        return Replayed(number, self.work.segments[number].num_steps, outcome, why, distance)
+
+
+class NotHere(DataError):
+    """It has not been kept."""
+
+
+class _Differs(Exception):
+    """What was signed is not so."""
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A lease that was made again."""
+
+    begin: State
+    end: State
+    names: list[Digest]  # of all states of it, the first among them
+
+
+class Replays:
+    """
+    Args:
+        trainer: on its device. It is lent, and as before then.
+        blob: returns the bytes of a digest, checked; `NotHere`: they were not kept, `DataError`: they are altered.
+        between: called after each training step; what it raises ends the replay.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        run: RunConfig,
+        numerics: Numerics,
+        blob: Callable[[Digest], Buffer],
+        between: Callable[[], None] = nothing,
+    ) -> None:
+        self._trainer = trainer
+        self._run = run
+        self._numerics = numerics
+        self._blob = blob
+        self._between = between
+        self._shape = shape_of(trainer)
+
+    def check(self, case: Case, wanted: Collection[int]) -> tuple[list[Replayed], Ended | None]:
+        """Return what came of leases of a work, and what it ended with, where this machine came to the same bits.
+
+        Args:
+            wanted: numbers of segments.
+
+        Raises:
+            DataError: what is here is altered, or not whole.
+            OutOfMemory: as `Trainer.train`.
+        """
+        try:
+            self._check_claim(case)
+            if case.shown is None:
+                return self._from_before(case, wanted)
+            return self._from_shown(case, case.shown, wanted)
+        except _Differs as error:
+            return [case.of(each, "differs", str(error)) for each in wanted], None
+
+    # --- from what is shown ---
+
+    def _from_shown(self, case: Case, shown: Shown, wanted: Collection[int]) -> tuple[list[Replayed], Ended | None]:
+        work, every, found, names = case.work, case.trace_every, list[Replayed](), list[Digest]()
+        begins = [
+            self._named(case, each, at, every) for each, at in zip(shown.begins, _firsts(work, every), strict=True)
+        ]
+        before: tuple[int, _Made] | None = None  # the segment that was made just now
+        for number in sorted(wanted):
+            try:
+                if number == 0:
+                    self._check_first(case, begins[0])
+                begin = self._begin(case, number, begins[number])
+                if before is not None and before[0] == number - 1:
+                    self._check_moved(case, shown, number, before[1], begin)
+                made = self._made(case, number, begin)
+                names, before = names + made.names, (number, made)
+                found.append(self._compared(case, shown, begins, number, made))
+            except _Differs as error:
+                before = None
+                found.append(case.of(number, "differs", str(error)))
+        is_same = all(each.outcome == "equal" for each in found)
+        if is_same and len(names) == num_states(work.segments, every) and _root(names) != work.trace:
+            why = "it has named other states on the way than these training steps come to"
+            return [case.of(each.segment, "differs", why) for each in found], None
+        if before is None or before[0] != case.last or found[-1].outcome == "differs":
+            return found, None
+        end = before[1].end if is_same else self._end(shown)
+        return self._with_payload(case, found, end, is_same=is_same)
+
+    def _with_payload(
+        self, case: Case, found: list[Replayed], end: State | None, *, is_same: bool
+    ) -> tuple[list[Replayed], Ended | None]:
+        """Check what was made of a work's last state."""
+        if end is None:
+            return found, None
+        try:
+            left = self._encoded(case, end[LOCAL])
+        except _Differs as failure:
+            return [*found[:-1], case.of(case.last, "differs", str(failure))], None
+        return found, Ended(end, left) if is_same else None
+
+    def _begin(self, case: Case, number: int, index: StateIndex) -> State:
+        """Return what a segment begins with; the parameters of the first are the run's."""
+        if number or not case.heads[0].outer.chunks:
+            return self.vectors(index)
+        names = {vector.name for vector in index.vectors} - {LOCAL}
+        return {**self.vectors(index, names), LOCAL: case.outers[0]}
+
+    def _named(self, case: Case, shown: NamedState, number: int, every: int) -> StateIndex:
+        self._require_signed(case, shown, number, every)
+        index = self._index(Digest(shown.state))
+        if index.shape != self._shape:
+            raise _Differs("what it has named is no state of this model")
+        return index
+
+    def _require_signed(self, case: Case, shown: NamedState, number: int, every: int) -> None:
+        work = case.work
+        if not is_state(Digest(work.trace), work.segments, every, number, Digest(shown.state), shown.path):
+            raise DataError(f"a state of the work of {short(PeerId(work.peer))} is altered: it is none that was signed")
+
+    def _check_first(self, case: Case, begin: StateIndex) -> None:
+        """Check what the first state follows from."""
+        work, outer, before = case.work, case.heads[0].outer, case.before
+        if outer.chunks and _vector(begin, LOCAL).chunks != outer.chunks:
+            raise _Differs("it did not begin at the run's parameters")
+        memory = _memory(begin)
+        if work.follows is None:
+            zeros = state_index({each.name: torch.zeros(each.num) for each in memory})
+            if zeros.vectors != memory or work.num_before or work.error is not None:
+                raise _Differs("it says that its optimizer is new, and it is not")
+        elif before is not None:
+            self._check_follows(work, before)
+            if before.last is not None and _memory(before.last) != memory:
+                raise _Differs("its optimizer does not go on from the work that it names")
+
+    def _check_follows(self, work: Work, before: Before) -> None:
+        it = before.work
+        if it.peer != work.peer or it.run != work.run:
+            raise _Differs("its optimizer goes on from work that was not its own")
+        if work.num_before != it.num_before + it.num_steps or work.error != it.left:
+            raise _Differs("it does not go on from the work that it names")
+
+    def _check_moved(self, case: Case, shown: Shown, number: int, last: _Made, begin: State) -> None:
+        """Check that a segment begins where the one before, which was made just now, has ended."""
+        moved, num_steps = self._moved(case, number, last.end), case.work.segments[number - 1].num_steps
+        if last.names[-1] == shown.ends[number - 1].state:
+            is_kept = digest_of(state_index(moved)) == shown.begins[number].state
+        else:
+            apart = {name: distance(last.begin[name], moved[name], begin[name]) for name in moved}
+            is_kept = not any(self._is_wrong(name, far, num_steps) for name, far in apart.items())
+        if not is_kept:
+            raise _Differs("it did not keep what it had when it was moved to other parameters")
+
+    def _compared(self, case: Case, shown: Shown, begins: Sequence[StateIndex], number: int, made: _Made) -> Replayed:
+        """Return how near the end of a lease is to the one that was signed."""
+        segment, every = case.work.segments[number], case.trace_every
+        self._require_signed(case, shown.ends[number], state_after(case.work.segments, every, number), every)
+        if made.names[-1] == shown.ends[number].state:
+            return case.of(number, "equal")
+        if self._numerics == "exact":
+            raise _Differs("it came to another state by these training steps")
+        if number < case.last:
+            mine, theirs = self._moved(case, number + 1, made.end), self.vectors(begins[number + 1])
+        else:
+            mine, found = made.end, self._end(shown)
+            if found is None:
+                return case.of(number, "unknown", "what it ended with is not here to compare")
+            theirs = found
+        apart = {name: distance(made.begin[name], mine[name], theirs[name]) for name in theirs}
+        wrong = [name for name, far in apart.items() if self._is_wrong(name, far, segment.num_steps)]
+        if wrong:
+            what = "parameters" if wrong == [LOCAL] else f"numbers ({', '.join(wrong)})"
+            return case.of(number, "differs", f"it came to other {what} by these training steps", max(apart.values()))
+        return case.of(number, "near", distance=apart[LOCAL])
+
+    def _is_wrong(self, name: str, far: float, num_steps: int) -> bool:
+        most = threshold if name == LOCAL else threshold_of_moments
+        return not far <= most(self._numerics, max(num_steps, 1))
+
+    # --- from the work before ---
+
+    def _from_before(self, case: Case, wanted: Collection[int]) -> tuple[list[Replayed], Ended | None]:
+        work, numbers = case.work, sorted(wanted) or [case.last]
+        if not case.is_derived:
+            return [case.of(each, "unknown", NOT_KEPT) for each in numbers], None
+        memory = {name: torch.zeros(num) for name, num in self._shape.items()}
+        if work.follows is not None and case.before is not None and case.before.ended is not None:
+            self._check_follows(work, case.before)
+            memory = case.before.ended.state
+        elif work.num_before or work.error is not None:
+            raise _Differs("it says that its optimizer is new, and it is not")
+        state, names = {**memory, LOCAL: case.outers[0]}, list[Digest]()
+        for number in range(len(work.segments)):
+            made = self._made(case, number, self._moved(case, number, state) if number else state)
+            state, names = made.end, names + made.names
+        if _root(names) != work.trace:
+            if self._numerics != "exact":
+                return [case.of(each, "unknown", NOT_KEPT) for each in numbers], None
+            raise _Differs("it came to other states by these training steps")
+        return self._with_payload(case, [case.of(each, "equal") for each in numbers], state, is_same=True)
+
+    # --- steps ---
+
+    def _made(self, case: Case, number: int, begin: State) -> _Made:
+        work, head, outer, every = case.work, case.heads[number], case.outers[number], case.trace_every
+        segment, names = work.segments[number], [digest_of(state_index(begin))]
+        if not segment.num_steps:
+            return _Made(begin, begin, names)
+
+        def note(num_steps: int) -> None:
+            self._between()
+            if num_steps % every == 0 or num_steps == segment.num_steps:
+                names.append(digest_of(state_index(state_of(self._trainer))))
+
+        before = work.num_before + sum(each.num_steps for each in work.segments[:number])
+        num = segment.num_steps
+        try:
+            end = repeat(self._trainer, self._run, head, segment, begin, outer, before, 0, num, on_step=note)
+        except (CheckpointError, DataError) as error:
+            raise _Differs(str(error)) from None
+        except NotFinite as error:
+            raise _Differs(f"its state is none to go on from: {error}") from None
+        return _Made(begin, end, names)
+
+    def _moved(self, case: Case, number: int, end: State) -> State:
+        """Return the last state of the segment before one, at the outer parameters that the one begins at."""
+        delta = self._method(case.heads[number - 1]).delta(case.outers[number - 1], end[LOCAL])
+        return {**end, LOCAL: case.outers[number].clone().sub_(delta)}
+
+    def _method(self, head: Head) -> Method:
+        config = amended(self._run, head.charter)
+        return Method(config.method, config.optimizer, self._run.vector.tensors)
+
+    def _encoded(self, case: Case, local: Tensor) -> Tensor | None:
+        """Return what a codec leaves of the payload of a work, which is the one that was signed."""
+        work, head, outer = case.work, case.heads[-1], case.outers[-1]
+        method, scope = self._method(head), Scope(outer.numel(), self._run.method.fragments)
+        ranges, error = cut(scope.num_sent(work.round), head.manifest.uplinks), self._error(case)
+        try:
+            delta = method.delta(outer, local)
+            encoded, left = encode_payload(method, scope, {OUTER: outer}, delta, error, ranges, work.round)
+        except (NotFinite, RuntimeError, ValueError) as failure:  # of its numbers, or of how many there are
+            raise _Differs(f"no payload can be made of its last state: {first_line(failure)}") from None
+        if payload_of(map(digest, encoded)) != work.payload:
+            raise _Differs("its payload is not what its training steps came to")
+        if named_error(left) != work.left:
+            raise _Differs("what its codec left is not what it says")
+        return left
+
+    def _check_claim(self, case: Case) -> None:
+        """Check that what is claimed is as much as so many steps of these leases take."""
+        work, tokens = case.work, 0
+        for segment, head in zip(work.segments, case.heads, strict=True):
+            mine = len(lease_of(head.manifest.leases, PeerId(work.peer)))
+            if segment.num_steps and segment.holder != work.peer and mine:
+                raise _Differs("it trained on what was leased to another")
+            tokens += segment.num_steps * head.charter.settings.tokens_per_step
+        if tokens != work.tokens:
+            raise _Differs("it claims other tokens than its training steps take")
+
+    # --- what is here ---
+
+    def _index(self, name: Digest) -> StateIndex:
+        try:
+            return decode(self._blob(name), StateIndex, max_nbytes=MAX_INDEX_NBYTES)  # type: ignore[no-any-return]
+        except WireError as error:
+            raise _Differs(f"what it has named is no state: {error}") from None
+
+    def vectors(self, index: StateIndex, names: Collection[str] | None = None) -> State:
+        """Return vectors of a state that is here.
+
+        Args:
+            names: of them; None: all.
+
+        Raises:
+            DataError: they are not here, or altered.
+        """
+        found = State()
+        for vector in index.vectors:
+            if names is None or vector.name in names:
+                found[vector.name] = torch.empty(vector.num)
+                here, start = raw(found[vector.name]), 0
+                for chunk in vector.chunks:
+                    data = self._blob(Digest(chunk))
+                    if len(data) > len(here) - start:
+                        raise _Differs("what it has named is no state of this model")
+                    here[start : start + len(data)] = memoryview(data)
+                    start += len(data)
+                if start != len(here):
+                    raise _Differs("what it has named is no state of this model")
+        return found
+
+    def _end(self, shown: Shown) -> State | None:
+        """Return the parameters that a work ended with, if they are here."""
+        index = self._index(Digest(shown.ends[-1].state))
+        if index.shape != self._shape:
+            raise _Differs("what it has named is no state of this model")
+        try:
+            return self.vectors(index, {LOCAL})
+        except NotHere:
+            return None
+
+    def _error(self, case: Case) -> Tensor | None:
+        """Return what codecs had left before a work."""
+        if case.work.error is None:
+            return None
+        if case.shown is None:
+            return None if case.before is None or case.before.ended is None else case.before.ended.left
+        index = self._index(Digest(case.work.error))
+        if index.shape.keys() != {ERROR} or index.shape[ERROR] > 2 * case.outers[0].numel():
+            raise _Differs("what its codec had left before is no such thing")
+        return self.vectors(index)[ERROR]
+
+
+def _every(head: Head) -> int:
+    audits = head.charter.audits
+    return audits.trace_every if audits else 1
+
+
+def _firsts(work: Work, every: int) -> list[int]:
+    """Return the numbers of the first states of all segments."""
+    return [state_before(work.segments, every, number) for number in range(len(work.segments))]
+
+
+def _root(names: Sequence[Digest]) -> Digest:
+    return Tree(map(bytes.fromhex, names)).root()
+
+
+def _vector(index: StateIndex, name: str) -> VectorIndex:
+    return next(vector for vector in index.vectors if vector.name == name)
+
+
+def _memory(index: StateIndex) -> tuple[VectorIndex, ...]:
+    """Return the optimizer's vectors."""
+    return tuple(vector for vector in index.vectors if vector.name != LOCAL)
