@@ -346,7 +346,7 @@ def _evidence_in(manifest: "Manifest") -> "Warrant | None":
     return next(proven, None)
 
 
-def _say_lie(file: Path, warrant: "Warrant", as_json: bool) -> None:
+def _say_lie(file: str, warrant: "Warrant", as_json: bool) -> None:
     """
     Raises:
         DataError: it proves nothing.

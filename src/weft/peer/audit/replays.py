@@ -35,9 +35,10 @@ from weft.run.amend import amended
 from weft.run.config import RunConfig
 from weft.store.chunks import raw, state_index
 from weft.sync.merge.method import OUTER, Method, Scope
-from weft.sync.merge.reduce import cut, encode_payload
+from weft.sync.merge.reduce import encode_payload
 from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
 from weft.sync.records.messages import payload_of
+from weft.sync.records.parts import cut
 from weft.sync.records.work import Work, is_state, num_states, state_after, state_before
 from weft.training.device import first_line
 from weft.training.learner import nothing
