@@ -274,10 +274,11 @@ class Company:
         return told
 
     def unmended(self, asks: Asked) -> Told:
-        """Return an answer in which nobody took over; on a machine that does much beside, members may fall silent."""
+        """Return an answer in which nobody took over, but where it outlived its weights: on a machine that does much
+        beside, members may fall silent."""
         for _ in range(3):
             told = self.whole(asks)
-            if not told.course["mends"]:
+            if all(mend["why"] == "old weights" for mend in told.course["mends"]):
                 return told
         raise AssertionError(told.course)
 
