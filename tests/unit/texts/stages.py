@@ -108,16 +108,7 @@ class Served:
         return member._link.me
 
     async def _start(self) -> None:
-        links = []
-        for seed in range(1 + sum(self.sizes) + self.num_strangers):
-            identity = Identity.from_seed(bytes([seed + 1]) * 32)
-            passport = Passport(identity=identity, run=RUN, name=f"peer-{seed}", admission=Anyone())
-            transports = [self.network.transport(identity.peer)]
-            node = Node(passport, transports, self.clock, self.events.append, offload=inline)
-            self.nodes[node.peer] = node
-            link = StageLink(node)
-            listen(link)
-            links.append(link)
+        links = [self._link() for _ in range(1 + sum(self.sizes) + self.num_strangers)]
         self.entry = Entry(
             links[0],
             num_stages=len(self.sizes),
@@ -145,6 +136,31 @@ class Served:
         for member in self.members:
             member.start()
         await asyncio.sleep(0.1)
+
+    def _link(self) -> StageLink:
+        seed = len(self.nodes)
+        identity = Identity.from_seed(bytes([seed + 1]) * 32)
+        passport = Passport(identity=identity, run=RUN, name=f"peer-{seed}", admission=Anyone())
+        transports = [self.network.transport(identity.peer)]
+        node = Node(passport, transports, self.clock, self.events.append, offload=inline)
+        self.nodes[node.peer] = node
+        link = StageLink(node)
+        listen(link)
+        return link
+
+    async def come(self, stage: int) -> Member:
+        """Let one more member of a stage come, which is linked to all that live."""
+        link = self._link()
+        node, member = self.nodes[link.me], self._member(stage, link)
+        self.members.append(member)
+        await node.start()
+        for other in self.nodes.values():
+            if other is not node and other.peer not in self.dead:
+                for one, to in ((node, other), (other, node)):
+                    one.remember(to.peer, [f"memory://{to.peer}"])
+                await node.connect(other.peer)
+        member.start()
+        return member
 
     def _secret(self, num: int) -> bytes:
         self._num_secrets += 1

@@ -1,0 +1,93 @@
+"""Members die while a text is mended, and a stage has nobody for a while."""
+
+import asyncio
+
+import pytest
+
+from unit.engine.test_step import text_of
+from unit.texts.stages import Served, of_the_whole, tokens_of, wanted
+from unit.texts.test_stages import PROMPT, until_drawn
+from weft.ids import PeerId
+from weft.texts import outbox
+from weft.texts.asking.entry import WAIT_S
+from weft.texts.asking.no_path import NoPath
+from weft.texts.asking.patience import FIRST_S
+from weft.texts.asking.under_way import TextOfMembers
+
+
+def num_taken(served: Served, peer: PeerId) -> int:
+    """Return how many tokens of the only text a member has taken."""
+    (member,) = [each for each in served.members if served.peer(each) == peer]
+    return sum(text.sequence.num_taken for text in member._texts.values())
+
+
+@pytest.mark.full
+def test_who_sends_again_to_one_that_took_over_may_die_in_the_middle_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "MAX_PIECE", 64)
+    monkeypatch.setattr(outbox, "MAX_INLINE_NBYTES", 8 << 10)  # what is sent again is fetched, piece by piece
+    asked = wanted(text_of(400, 3), 12)
+    (expected,) = of_the_whole(asked)
+    served = Served()
+
+    async def play() -> None:
+        text = served.entry.begin(asked)
+        assert isinstance(text, TextOfMembers)
+        found = await until_drawn(served, text, 5)
+        before = served.path()
+        served.kill(1)
+        while served.path()[1] == before[1] or not (taken := num_taken(served, served.path()[1])):  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.001)
+        assert 0 < taken < len(asked.prompt), "it has some of what it lacks"
+        assert served.path()[0] == before[0]
+        served.kill(0)
+        assert found + await tokens_of(text) == expected
+        assert [(each.stage, each.before, each.why) for each in text.course.mends] == [
+            (1, before[1], "parted"),
+            (0, before[0], "parted"),
+        ]
+        (pause_s,) = {each.pause_s for each in text.course.mends}
+        assert pause_s is not None
+        assert pause_s < FIRST_S, "nobody waited for what does not come"
+
+    served.run(play)
+
+
+def test_a_text_waits_for_a_stage_that_has_nobody_until_one_is_back() -> None:
+    served = Served((1, 1))
+    (expected,) = of_the_whole(asked := wanted(PROMPT, 20))
+
+    async def play() -> None:
+        text = served.entry.begin(asked)
+        found = await until_drawn(served, text, 3)
+        gone = served.peer(served.kill(1))
+        rest = asyncio.ensure_future(tokens_of(text))
+        await asyncio.sleep(0.8 * WAIT_S)
+        assert not rest.done()
+        back = await served.come(1)
+        assert found + await rest == expected
+        assert isinstance(text, TextOfMembers)
+        (mend,) = text.course.mends
+        assert (mend.before, mend.member) == (gone, served.peer(back))
+
+    served.run(play)
+
+
+def test_who_is_back_too_late_finds_a_text_ended_and_draws_the_next() -> None:
+    served = Served((1, 1))
+    (expected,) = of_the_whole(asked := wanted(PROMPT, 8))
+
+    async def play() -> None:
+        text = served.entry.begin(wanted(PROMPT, 20))
+        await until_drawn(served, text, 3)
+        served.kill(1)
+        rest = asyncio.ensure_future(tokens_of(text))
+        await asyncio.sleep(1.2 * WAIT_S)
+        assert rest.done()
+        with pytest.raises(NoPath, match="Nobody serves stage 2 of 2"):
+            await rest
+        back = await served.come(1)
+        await asyncio.sleep(1)
+        assert back.num_texts == 0
+        assert await tokens_of(served.entry.begin(asked)) == expected
+
+    served.run(play)
