@@ -22,7 +22,7 @@ from weft.errors import DataError
 from weft.ids import PeerId
 from weft.launch.replays import Report, _Check, replay
 from weft.peer import chain
-from weft.peer.audit.starts import Starts
+from weft.peer.audit.leases.starts import Starts
 from weft.peer.messages import Gathered, WorkAnswer, WorkRequest
 from weft.run.machine import PeerConfig
 from weft.run.trust import AuditedTrust

@@ -3,7 +3,7 @@
     listed       the rounds of the archive, each once its certificate and the works that it counts are checked
     drawn        so many of the leases that rounds have counted, by this machine's own chance; or all
     replayed     round by round: parameters follow from the results of rounds, and are those that most members named;
-                 each drawn lease is made again from how it began (`weft.peer.audit.replays`)
+                 each drawn lease is made again from how it began (`weft.peer.audit.leases.replays`)
 
 In exact numbers what a lease began with, if nobody has shown it, follows from the work before it, which is made again
 for that.
@@ -40,7 +40,7 @@ from weft.keys import verify
 from weft.launch.code import recall
 from weft.launch.fetch import read_came_with
 from weft.peer.audit.heads import Head
-from weft.peer.audit.replays import Before, Case, Ended, NotHere, Replayed, Replays, Shown
+from weft.peer.audit.leases.replays import Before, Case, Ended, NotHere, Replayed, Replays, Shown
 from weft.peer.chain import Chain
 from weft.peer.context import Data
 from weft.peer.state.replica import Replica

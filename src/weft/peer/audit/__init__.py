@@ -5,12 +5,13 @@ steps      training steps, made again
 trace      a worker's states, named one after the other, and what is needed to come to them again
 between    states inside a lease, so that few steps are made again
 worker     shows states to whoever was drawn
-starts     shows what counted works began and ended with, to whoever keeps or checks them
 looking    one audit as a machine: what is done next, and what it comes to
 auditor    asks, does the steps again, and says what came of it
 sealing    what auditors came to, sealed before they are shown the worker's, and opened
+proving    evidence of what an audit has come to, for all to check
 merges     parts that owners have merged: what they were made of, and the same again
 kept       what others may need of rounds gone by
 counters   what false works have moved, taken out again
 audits     draws, and what follows from what was found
+leases     whole leases, shown to whoever keeps or checks them, and made again
 """

@@ -2,8 +2,8 @@
 
     told        the manifests of the last rounds, each named by the one after, up to the one whose state this peer has
     drawn       some of the leases that they count, by this machine's own chance
-    shown       what these began and ended with, by who trained on them (`weft.peer.audit.starts`)
-    replayed    as of an archive (`weft.peer.audit.replays`)
+    shown       what these began and ended with, by who trained on them (`weft.peer.audit.leases.starts`)
+    replayed    as of an archive (`weft.peer.audit.leases.replays`)
 
 An event says what came of each. In exact numbers a difference ends this peer: it says whose work it was. Elsewhere it
 is a warning.
@@ -31,7 +31,7 @@ from weft.ids import Digest, PeerId, Round, several, short
 from weft.keys import verify
 from weft.net.multi_source import Blob, pull, small_from
 from weft.peer.audit.heads import Head
-from weft.peer.audit.replays import Case, NotHere, Replayed, Replays, Shown
+from weft.peer.audit.leases.replays import Case, NotHere, Replayed, Replays, Shown
 from weft.peer.audit.steps import LOCAL, Away
 from weft.peer.context import Context
 from weft.peer.messages import MAX_CERTIFICATES, ChainAnswer, ChainRequest, WorkAnswer, WorkRequest

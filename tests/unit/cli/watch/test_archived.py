@@ -12,7 +12,7 @@ from weft.cli.watch.archived import MAX_SAID, _judge, _line, _summary
 from weft.errors import DataError
 from weft.ids import PeerId, Round
 from weft.launch.replays import Found, Report
-from weft.peer.audit.replays import Outcome, Replayed
+from weft.peer.audit.leases.replays import Outcome, Replayed
 
 FOUNDER, OTHER = PeerId("ab" * 32), PeerId("cd" * 32)
 HERE = Path("archive")

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from unit.anchor.test_archive import FIRST, work_for
 from weft.ids import Digest, PeerId, Round
-from weft.peer.audit.starts import Starts
+from weft.peer.audit.leases.starts import Starts
 from weft.peer.audit.trace import KeptVectors, Piece, Told, tree_of
 from weft.peer.messages import WorkAnswer, WorkRequest
 from weft.peer.state.checkpoint import write_vectors

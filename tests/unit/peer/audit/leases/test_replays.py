@@ -16,7 +16,7 @@ from weft.errors import DataError
 from weft.ids import Digest, Round, Tokens
 from weft.model.initial import initial_vector
 from weft.peer.audit.heads import Head
-from weft.peer.audit.replays import NOT_KEPT, Before, Case, Ended, NotHere, Replayed, Replays, Shown
+from weft.peer.audit.leases.replays import NOT_KEPT, Before, Case, Ended, NotHere, Replayed, Replays, Shown
 from weft.peer.audit.steps import LOCAL, repeat, shape_of, state_of
 from weft.peer.audit.trace import tree_of
 from weft.peer.messages import NamedState
