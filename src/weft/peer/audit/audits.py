@@ -24,11 +24,11 @@ from weft.peer.audit.auditor import Audit, Auditor
 from weft.peer.audit.counters import Counters
 from weft.peer.audit.heads import Heads
 from weft.peer.audit.kept import Kept
+from weft.peer.audit.leases.starts import Starts
 from weft.peer.audit.looking import is_heard, is_told
 from weft.peer.audit.merges import Merge, Merges
 from weft.peer.audit.outcome import ANSWER_ROUNDS, Found
 from weft.peer.audit.sealing import Broken, Sealing
-from weft.peer.audit.leases.starts import Starts
 from weft.peer.audit.trace import Trace
 from weft.peer.audit.worker import Worker
 from weft.peer.context import Context
