@@ -77,6 +77,17 @@ class Tasks:
             task.get_loop().call_exception_handler(handler)
 
 
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` comes to. Who is cancelled meanwhile goes once it is over: a thread goes on, whoever waits."""
+    running = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        running.cancelled() or running.exception()
+        raise
+
+
 class Compute(Protocol):
     async def train(self, work: Callable[[], T], num_tokens: int = 0) -> T:
         """Run `work` in the training thread and return what it returns.

@@ -70,7 +70,7 @@ from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
 from weft.sync.records.messages import Manifest, parts_in, payload_of, works_in
 from weft.sync.records.parts import cut
 from weft.sync.records.work import Link, MadeStep, Work, link, link_from, num_links, num_states, state_before
-from weft.tasks import Tasks
+from weft.tasks import Tasks, to_the_end
 from weft.training.device import first_line
 from weft.training.trainer import Trainer
 from weft.verify.draw import drawn
@@ -340,11 +340,12 @@ class Auditor:
         segment = work.segments[link.segment]
         try:
             async with self._context.learner_lock:
-                return await self._context.compute.train(
+                made = self._context.compute.train(
                     lambda: repeat(
                         self._trainer, run, head, segment, state, outer, num_before, link.first, link.num_steps
                     )
                 )
+                return await to_the_end(made)  # the trainer is this peer's own again
         except (DataError, CheckpointError) as error:
             raise Differs(str(error)) from None
         except NotFinite as error:

@@ -37,7 +37,7 @@ from weft.sync.records.acts import Finding
 from weft.sync.records.index import StateIndex
 from weft.sync.records.messages import works_in
 from weft.sync.records.work import Link, MadeStep, link, link_from, num_links, state_before
-from weft.tasks import Tasks
+from weft.tasks import Tasks, to_the_end
 from weft.training.trainer import Trainer
 from weft.verify.draw import Draw, drawn
 from weft.verify.evidence.steps import GRADIENT
@@ -228,7 +228,7 @@ class Worker:
         key = told.name, link.before
         try:
             async with self._context.learner_lock:
-                shown = await self._context.compute.train(lambda: self._found(told, link))
+                shown = await to_the_end(self._context.compute.train(lambda: self._found(told, link)))
         except Away:
             return
         except WeftError as error:

@@ -45,6 +45,7 @@ from weft.sync.records.charter import Charter
 from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
 from weft.sync.records.messages import Counted, Manifest
 from weft.sync.records.work import Work
+from weft.tasks import to_the_end
 from weft.training.trainer import Trainer
 from weft.wire import Buffer, Signed, decode, digest_of, unseal
 
@@ -222,19 +223,9 @@ class EntryCheck:
             await self._awake()
             try:
                 async with self._context.learner_lock:
-                    return await self._lent(replay)
+                    return await to_the_end(self._context.compute.train(replay))  # the trainer is to be saved
             except Away:
                 await asyncio.sleep(0)
-
-    async def _lent(self, replay: Callable[[], Replayed]) -> Replayed:
-        """Return what a replay comes to; where this ends before, the trainer is back first: it is to be saved."""
-        replaying = asyncio.ensure_future(self._context.compute.train(replay))
-        try:
-            return await asyncio.shield(replaying)
-        except asyncio.CancelledError:
-            await asyncio.wait([replaying])
-            replaying.cancelled() or replaying.exception()
-            raise
 
     async def _fetched(
         self, peer: PeerId, name: Digest, blobs: dict[Digest, Buffer], names: set[str] | None

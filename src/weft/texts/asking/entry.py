@@ -10,7 +10,8 @@ Failure:
 - a member dies, or is silent: others take its place, and the text goes on (`text`).
 - a stage has nobody: texts wait for `WAIT_S`, then fail; who comes back meanwhile is asked again.
 - of a stage only those are there that were too slow, or did not answer: after `ANYWAY_S` they are asked nevertheless.
-- nobody has a text's weights any more: it is read with newer ones, and goes on. That is told, once a token was drawn.
+- nobody has a text's weights any more: it is read with the newest that a path has, and goes on. That is told, once a
+  token was drawn.
 - a text's reader is behind: members forget it, and it is read again once its reader goes on.
 - a receipt does not come, or is wrong: that is told (`witness`), and the text goes on.
 - a token is against the text's form: its member is passed over, and another draws it.
