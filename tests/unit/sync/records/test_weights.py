@@ -15,8 +15,8 @@ from weft.sync.method.presets import AsyncDiLoCoConfig, DdpConfig, spell_out
 from weft.sync.records.messages import Collect, Contribution, GroupClaim, Manifest, Pass, Ready
 from weft.sync.records.weights import awaited_weight, weight, weight_of
 from weft.sync.round import round
+from weft.sync.round.leading import new_manifest
 from weft.sync.round.machine import Received, State, TimedOut, Trained
-from weft.sync.round.round import new_manifest
 from weft.sync.round.rules import is_sound, is_successor, leader
 from weft.sync.round.shares import weighed
 from weft.wire import digest, digest_of

@@ -37,8 +37,8 @@ from weft.sync.round.groups import (
     slices,
     tokens_of,
 )
+from weft.sync.round.leading import new_manifest
 from weft.sync.round.machine import Received, State, Trained
-from weft.sync.round.round import new_manifest
 from weft.sync.round.rules import is_successor, leader
 from weft.sync.round.shares import are_fair, claim_of, shares
 from weft.wire import decode, digest, digest_of, encode
@@ -145,6 +145,18 @@ def test_an_electorate_takes_no_more_than_the_run_says() -> None:
     )
     assert not is_successor(base, six)
     assert is_successor(BASE, msgspec.structs.replace(six, charter=digest_of(BASE.charter)))
+
+
+def test_no_key_has_a_free_place_more_often_than_others() -> None:
+    base = msgspec.structs.replace(BASE, charter=msgspec.structs.replace(BASE.charter, electors=5))
+    state, nums = planned(None), Counter[PeerId]()
+    for number in range(300):
+        at = msgspec.structs.replace(base, previous=digest(b"%d" % number))
+        durable = msgspec.structs.replace(state.durable, base=at)
+        joined = manifest_of(msgspec.structs.replace(state, durable=durable, joiners=frozenset(LEAVES))).joined
+        assert len(joined) == 1
+        nums.update(joined)
+    assert min(nums[peer] for peer in LEAVES) > 0.6 * 300 / len(LEAVES)
 
 
 def test_what_was_leased_to_a_group_is_not_leased_again() -> None:

@@ -35,8 +35,9 @@ from weft.sync.records.messages import (
 )
 from weft.sync.round import round
 from weft.sync.round.groups import record_of
+from weft.sync.round.leading import new_manifest, new_plan
 from weft.sync.round.machine import Broadcast, MergeDone, Noticed, Paused, Received, Send, State, Trained
-from weft.sync.round.round import new_manifest, new_plan, publish
+from weft.sync.round.round import publish
 from weft.sync.round.rules import is_successor, leader
 from weft.wire import decode, digest, digest_of, encode
 

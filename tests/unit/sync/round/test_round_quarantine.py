@@ -14,8 +14,8 @@ from weft.sync.records.ancestry import Legacy, Stretch
 from weft.sync.records.charter import AuditTerms, Charter, Quarantined
 from weft.sync.records.messages import Base, HeldWork, Manifest, Prepare, Propose, Ready, counted
 from weft.sync.round import round
+from weft.sync.round.leading import new_manifest, new_plan
 from weft.sync.round.machine import Noticed, Received, State, TimedOut, Trained
-from weft.sync.round.round import new_manifest
 from weft.sync.round.rules import is_successor, leader
 from weft.wire import Signed, digest, digest_of
 
@@ -198,7 +198,7 @@ def test_where_all_settled_members_are_gone_newcomers_go_on() -> None:
     for peer in SETTLED:
         state, _ = round.step(state, Noticed(peer=peer, status="gone"))
     # Nobody promises: what it would plan.
-    plan = round.new_plan(state, {NEW}, state.gone)
+    plan = new_plan(state, {NEW}, state.gone)
     manifest = new_manifest(replace(state, results={part: digest(b"m") for part in range(4)}), replace(plan, attempt=3))
     assert (peers(manifest), manifest.members) == ((NEW,), (NEW,))
     assert is_successor(FRESH, manifest)

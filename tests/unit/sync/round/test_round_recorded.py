@@ -7,8 +7,8 @@ from model.world import contribution, first_base
 from weft.ids import Attempt, Digest, PeerId, Tokens
 from weft.sync.records.messages import Accept, Entry, Manifest, Propose, Ready, work_of
 from weft.sync.round import round
+from weft.sync.round.leading import new_manifest
 from weft.sync.round.machine import Output, Received, Send, State, StateNamed, Trained
-from weft.sync.round.round import new_manifest
 from weft.sync.round.rules import is_successor, leader
 from weft.wire import digest, digest_of
 

@@ -10,8 +10,8 @@ from weft.sync.records.acts import Weighed
 from weft.sync.records.counters import due, with_false
 from weft.sync.records.messages import Prepare, Ready, Refuse, Stuck, next_base
 from weft.sync.round import round
+from weft.sync.round.leading import new_manifest
 from weft.sync.round.machine import MergeFailed, Noticed, Recalled, Received, Send, State, TimedOut, Trained
-from weft.sync.round.round import new_manifest
 from weft.sync.round.rules import is_sound, is_successor, leader
 from weft.wire import digest, digest_of
 
