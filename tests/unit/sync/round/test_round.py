@@ -233,11 +233,12 @@ def test_an_owner_names_its_plan_and_the_round_before_where_parts_are_audited() 
     _, outputs = publish(state, MergeDone(plan=plan, part=mine, result=digest(b"merged")))
     (said,) = [each.message for each in outputs if isinstance(each, Broadcast) and isinstance(each.message, Merged)]
     assert (said.plan, said.head) == (digest_of(plan), state.base.previous)
-    part, owner = next((part, owner) for part, owner in enumerate(plan.owners) if owner != state.me)
-    of_other = msgspec.structs.replace(said, part=part)
+    plan = msgspec.structs.replace(plan, owners=(ORDER[1],))
+    state = msgspec.structs.replace(state, plan=plan)
+    of_other = msgspec.structs.replace(said, plan=digest_of(plan))
     for other in ({"head": digest(b"another")}, {"plan": digest(b"another")}, {"head": msgspec.UNSET}):
-        assert part not in hear(state, owner, msgspec.structs.replace(of_other, **other)).results
-    assert hear(state, owner, of_other).results[part] == of_other.result
+        assert not hear(state, ORDER[1], msgspec.structs.replace(of_other, **other)).results
+    assert hear(state, ORDER[1], of_other).results == {0: of_other.result}
 
 
 def test_nobody_waits_for_a_newcomer_in_its_first_round() -> None:
