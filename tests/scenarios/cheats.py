@@ -5,8 +5,13 @@ What one names of its states is what it has come to, so it shows auditors what i
 
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
 from weft.sim.cheats import Cheating
 from weft.sim.scenario import Way
+from weft.training.steps import Mean
 from weft.training.trainer import Trainer
 
 
@@ -61,3 +66,15 @@ class FalseMoments(Always):
 CHEATS: tuple[type[Trainer], ...] = (
     *(NoWork, Noise, Flip, HalfTheSteps, HalfABatch, OneOther, OtherText, Slower, NewOptimizer, FalseMoments),
 )
+
+
+class ByChance(Trainer):
+    """No cheat: all members of a run move all parameters by chance, whatever they are."""
+
+    def _fill(self, positions: NDArray[np.int64]) -> Mean:
+        return Mean(loss=1.0, norm=1.0, num_samples=len(positions))
+
+    def _descend(self, norm: float, rate: float) -> float:
+        steps = torch.arange(self._vector.numel(), dtype=torch.float64) + self._num_steps
+        self._vector.add_(rate * torch.sin(12.9898 * steps).float())
+        return norm

@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
-from numpy.typing import NDArray
 from torch import Tensor
 
+from scenarios.cheats import ByChance
 from scenarios.swarm import Swarm
 from scenarios.test_audits import ALWAYS, of_merging, play, struck_out
 from scenarios.test_faults import MakeSwarm, one_replica
@@ -28,25 +27,11 @@ from weft.sim.world import Life
 from weft.sync.method.choices import Choices, NesterovConfig, SgdConfig
 from weft.sync.records.counters import WITHIN
 from weft.sync.records.messages import Collect, Counted, Holding, Manifest
-from weft.training.steps import Mean
-from weft.training.trainer import Trainer
 
 FALSE = Round(4)  # the round that d lies in
 TIMES = 30.0  # as long as its update should be
 PLAIN = Choices(every=2, send="delta", apply=SgdConfig(lr=1.0), codec=Fp32Config())
 NESTEROV = replace(PLAIN, apply=NesterovConfig(lr=0.7, momentum=0.3))
-
-
-class ByChance(Trainer):
-    """Moves all parameters by chance, whatever they are."""
-
-    def _fill(self, positions: NDArray[np.int64]) -> Mean:
-        return Mean(loss=1.0, norm=1.0, num_samples=len(positions))
-
-    def _descend(self, norm: float, rate: float) -> float:
-        steps = torch.arange(self._vector.numel(), dtype=torch.float64) + self._num_steps
-        self._vector.add_(rate * torch.sin(12.9898 * steps).float())
-        return norm
 
 
 class Played:

@@ -17,8 +17,8 @@ from weft.sim.world import Life
 from weft.tasks import Inline
 from weft.training.trainer import Trainer
 
-EXACT = AuditedTrust(audit_rate=1e-6, numerics="exact")
-FP32 = AuditedTrust(audit_rate=1e-6)
+EXACT = AuditedTrust(audit_rate=1e-6, numerics="exact", quarantine=0)
+FP32 = AuditedTrust(audit_rate=1e-6, quarantine=0)
 
 
 def settings(check: int) -> PeerConfig:

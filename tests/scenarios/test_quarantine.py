@@ -10,7 +10,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 from torch import Tensor
 
-from scenarios.cheats import Noise
+from scenarios.cheats import ByChance
 from scenarios.swarm import Swarm
 from scenarios.test_audits import ALWAYS, METHODS, doubts, of_merging, struck_out
 from scenarios.test_faults import MakeSwarm, one_replica
@@ -78,7 +78,7 @@ class Newcomer:
 
     def __init__(self, make_swarm: MakeSwarm, patch: pytest.MonkeyPatch, times: float, num_rounds: int = 12) -> None:
         self.swarm = make_swarm(method=PLAIN, trust=ALWAYS, num_rounds=num_rounds, num_peers=4, learns=True)
-        self.swarm.make_trainer = Noise
+        self.swarm.make_trainer = ByChance
         self.models: dict[Round, Tensor] = {}  # the outer parameters after each round
         encode, apply = Carry.encode, Replica.apply
 

@@ -12,6 +12,7 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "name": ("--name", "me"),
     "tls.host": ("--host", "127.0.0.1"),
     "tls.port": ("--port", 7077),
+    "check": ("--check", 3),
     "caps.upload_bps": ("--up", 2e7),
     "caps.download_bps": ("--down", 2e7),
     "caps.day_nbytes": ("--per-day", 10**9),

@@ -109,11 +109,12 @@ def test_a_worker_that_answers_for_ever_and_lets_nothing_be_fetched_has_not_answ
     monkeypatch.setattr(auditor, "shape_of", lambda _trainer: ())
     monkeypatch.setattr(auditor, "StateClient", lambda *_: None)
     head = SimpleNamespace(round=1)
-    rounds: Any = SimpleNamespace(chain=SimpleNamespace(head=head, base=SimpleNamespace(electorate=(ACCUSED,))))
+    base = SimpleNamespace(electorate=(ACCUSED,))
+    rounds: Any = SimpleNamespace(chain=SimpleNamespace(head=head, base=base, charter=charter()))
     context: Any = SimpleNamespace(node=SimpleNamespace(peer=ME.peer), clock=clock, compute=None)
     opened = list[Any]()
     sealing: Any = SimpleNamespace(open=lambda *given: opened.append(given))
-    made = Auditor(context, *2 * [sealing], rounds, *2 * [sealing], Tasks(), lambda _audit, _found: None)
+    made = Auditor(context, *2 * [sealing], rounds, *3 * [sealing], Tasks(), lambda _audit, _found: None)
     audit = Audit(Round(1), NAME, WORK, link(WORK.segments, 1, 0), seal(ME, WORK))
 
     async def scenario() -> None:

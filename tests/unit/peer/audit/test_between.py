@@ -108,7 +108,8 @@ def test_a_lease_with_states_inside_is_made_again_from_the_last_of_them(
 
     monkeypatch.setattr(Trainer, "train", counted)
     for first in range(NUM):
-        before, after = worker._passed(told, 0, first, first + 1)
+        passed = worker._passed(told, 0, first, first + 1)
+        before, after = passed.before, passed.after
         assert all(torch.equal(before[name], value) for name, value in states[first].items())
         assert all(torch.equal(after[name], value) for name, value in states[first + 1].items())
     assert made == NUM * [1]
@@ -126,9 +127,9 @@ def test_without_them_the_same_is_made_again_from_the_beginning(tmp_path: Path) 
     for path in kept:
         path.unlink(missing_ok=True)
     assert told.pieces[0].nearest(tmp_path / "traces", NUM - 1)[0] == 0
-    before, after = worker._passed(told, 0, NUM - 1, NUM)
-    assert all(torch.equal(before[name], value) for name, value in states[NUM - 1].items())
-    assert all(torch.equal(after[name], value) for name, value in states[NUM].items())
+    passed = worker._passed(told, 0, NUM - 1, NUM)
+    assert all(torch.equal(passed.before[name], value) for name, value in states[NUM - 1].items())
+    assert all(torch.equal(passed.after[name], value) for name, value in states[NUM].items())
 
 
 def test_they_are_kept_for_some_rounds_and_some_time_and_a_start_for_longer(tmp_path: Path) -> None:

@@ -48,6 +48,9 @@ class Done:
     def cover(self, num_steps, tokens_per_step):
         pass
 
+    def make_empty_again(self):
+        pass
+
     def add_steps(self, work):
         self.num_done += work.num_steps
 
