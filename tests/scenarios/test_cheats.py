@@ -62,6 +62,7 @@ def test_a_cheat_for_a_while_is_struck_out_for_that_and_comes_to_its_own_steps_a
     assert {event.outcome for _, event in theatre.heard(WorkDoubted)} == {"differs"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["lazy", "collude"])
 def test_two_that_stand_by_each_other_are_a_minority_of_five(tmp_path: Path, how: Literal["lazy", "collude"]) -> None:
     faults: tuple[Fault, ...] = (
@@ -88,6 +89,7 @@ def test_who_accuses_all_harms_nobody(tmp_path: Path) -> None:
     assert [machine.end for machine in played.machines] == 4 * ["complete"]
 
 
+@pytest.mark.full
 def test_who_shows_auditors_nothing_is_removed_and_not_banned(tmp_path: Path) -> None:
     theatre = stage(tmp_path)
     played = theatre(Audits(peer="lab-3", how="deaf", at_round=2), tokens_per_s=SPEED / 8)

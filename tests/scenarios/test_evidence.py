@@ -47,6 +47,7 @@ def unproven(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return why
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "method",
     [METHODS[0], pytest.param(FedAvgConfig(every=3, proximal=0.1), marks=pytest.mark.full)],
@@ -95,6 +96,7 @@ def test_no_honest_step_and_no_honest_part_is_evidence(
     assert len(unproven) == 2
 
 
+@pytest.mark.full
 def test_a_payload_longer_than_its_steps_is_evidence(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
     method = Choices(every=2, send="delta", apply=NesterovConfig(lr=0.7, momentum=0.3), codec=Int8Config())
     swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=14, num_peers=4, learns=True)

@@ -47,6 +47,7 @@ def counted(swarm: Swarm, peer: PeerId) -> list[tuple[Round, Digest]]:
     return [(each.round, one.work) for each in manifests(swarm) for one in each.contributions if one.peer == peer]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", SOME, ids=lambda each: type(each).__name__)
 def test_an_honest_newcomers_works_count_later_and_none_is_lost(make_swarm: MakeSwarm, method: MethodConfig) -> None:
     swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=20, num_peers=4, learns=True)
@@ -112,6 +113,7 @@ class Newcomer:
         one_replica(await self.swarm.done(*members))
 
 
+@pytest.mark.full
 def test_a_newcomer_that_lies_moves_no_parameter(make_swarm: MakeSwarm, tmp_path: Path) -> None:
     """The parameters are those of a run to which it brings nothing but zeros."""
     played = []
@@ -134,6 +136,7 @@ def test_a_newcomer_that_lies_moves_no_parameter(make_swarm: MakeSwarm, tmp_path
     assert all(torch.equal(model, played[1].models[round]) for round, model in played[0].models.items())
 
 
+@pytest.mark.full
 def test_a_newcomer_that_shows_auditors_nothing_is_counted_nothing(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +161,7 @@ def test_a_newcomer_that_shows_auditors_nothing_is_counted_nothing(
     assert [event for life in found.swarm.lives for event in life.seen(ActEnacted)] == []
 
 
+@pytest.mark.full
 def test_where_no_quarantine_is_asked_for_a_newcomer_counts_at_once(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(method=METHODS[0], trust=replace(ALWAYS, quarantine=0), num_rounds=10, num_peers=4, learns=True)
 
@@ -173,6 +177,7 @@ def test_where_no_quarantine_is_asked_for_a_newcomer_counts_at_once(make_swarm: 
     assert all(each.held is UNSET for each in manifests(swarm))
 
 
+@pytest.mark.full
 def test_what_waits_when_a_member_leaves_waits_anew_and_counts(make_swarm: MakeSwarm) -> None:
     """Parts are cut otherwise then: it is other bytes."""
     swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=16, num_peers=4, learns=True)
@@ -196,6 +201,7 @@ def test_what_waits_when_a_member_leaves_waits_anew_and_counts(make_swarm: MakeS
     assert doubts(swarm) == of_merging(swarm) == []
 
 
+@pytest.mark.full
 def test_where_no_settled_member_stays_newcomers_go_on(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=16, num_peers=4, learns=True)
 
