@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from scenarios.cheats import CHEATS, FalseMoments, Flip, HalfTheSteps, Noise, NoWork, OtherText, Slower
+from scenarios.cheats import CHEATS, Flip, HalfTheSteps, Noise, NoWork, OtherText, Slower
 from scenarios.swarm import Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec.config import Int8Config
@@ -49,7 +49,7 @@ METHODS: tuple[MethodConfig, ...] = (
 
 SOME = [METHODS[0], *(pytest.param(each, marks=pytest.mark.full) for each in METHODS[1:])]
 FIRST = [METHODS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in METHODS[1:])]
-QUICK = (NoWork, FalseMoments)
+QUICK = (NoWork,)
 LIKE_OTHERS = (Noise, Flip, HalfTheSteps, OtherText)  # plainer than one of the rest
 
 
@@ -225,6 +225,7 @@ def test_one_bit_of_a_state_is_enough_in_exact_numbers(make_swarm: MakeSwarm) ->
     assert proven(swarm) == "its optimizer did not make this training step"
 
 
+@pytest.mark.full
 def test_who_brings_more_than_its_steps_came_to_is_struck_out(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,6 +335,7 @@ def test_where_all_merge_for_themselves_no_owner_is_audited(make_swarm: MakeSwar
     assert len(audits(swarm)) >= 6
 
 
+@pytest.mark.full
 def test_an_owner_that_merges_something_else_is_struck_out(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,6 +389,7 @@ def is_of(part: Merges | Kept, swarm: Swarm, name: str) -> bool:
     return part._context.node.peer == swarm.member(name).id
 
 
+@pytest.mark.full
 def test_an_owner_that_shows_nobody_what_it_has_merged_is_removed_with_the_third_round(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -457,6 +460,7 @@ def test_who_has_found_a_fault_shows_the_others_what_it_fetched(
     assert [event for life in swarm.lives for event in life.seen(ActEnacted)] == []
 
 
+@pytest.mark.full
 def test_a_leader_can_lay_no_result_at_another_ones_door(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -478,6 +482,7 @@ def test_a_leader_can_lay_no_result_at_another_ones_door(
     assert of_merging(swarm) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", FIRST, ids=lambda each: type(each).__name__)
 def test_who_is_late_or_killed_or_stops_is_found_honest(make_swarm: MakeSwarm, method: MethodConfig) -> None:
     """What one round did not count goes on in the next lease, from the same distance to other parameters."""
@@ -553,6 +558,7 @@ def killed_and_back(swarm: Swarm, begin: Callable[[bool], None]) -> None:
     swarm.run(scenario)
 
 
+@pytest.mark.full
 def test_members_that_were_killed_do_the_audits_that_they_were_drawn_for(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

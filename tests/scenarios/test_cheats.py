@@ -29,7 +29,14 @@ def out(played: Played) -> list[str]:
     return [machine.name for machine in played.machines if machine.struck_out is not None]
 
 
-@pytest.mark.parametrize("work", [each for each in get_args(Way) if each not in OF_OPTIMIZERS])
+@pytest.mark.parametrize(
+    "work",
+    [
+        pytest.param(each, marks=() if each == "none" else pytest.mark.full)
+        for each in get_args(Way)
+        if each not in OF_OPTIMIZERS
+    ],
+)
 def test_who_cheats_is_struck_out_and_nobody_else(tmp_path: Path, work: Way) -> None:
     theatre = stage(tmp_path)
     played = theatre(Cheat(peer="lab-3", work=work, at_round=2))
@@ -46,6 +53,7 @@ def test_who_lies_about_its_optimizer_is_struck_out(tmp_path: Path, work: Way) -
     assert out(played) == ["lab-3"]
 
 
+@pytest.mark.full
 def test_where_nobody_cheats_all_are_audited_and_nobody_is_doubted(tmp_path: Path) -> None:
     theatre = stage(tmp_path)
     played = theatre()
