@@ -91,6 +91,7 @@ def test_a_majority_that_stands_by_each_other_is_never_struck_out(tmp_path: Path
     assert {event.outcome for _, event in theatre.heard(WorkDoubted)} == {"differs"}, "the others know, in vain"
 
 
+@pytest.mark.full
 def test_who_accuses_all_harms_nobody(tmp_path: Path) -> None:
     played = stage(tmp_path)(Audits(peer="lab-3", how="accuse", at_s=0.0))
     assert out(played) == []

@@ -126,6 +126,7 @@ def rounds_alike(played: Played, clean: Played, first: Round) -> list[Round]:
     return found
 
 
+@pytest.mark.full
 def test_what_a_false_work_has_moved_is_taken_out_again(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, make_clean: MakeClean
 ) -> None:
@@ -148,6 +149,7 @@ def taken_out(swarm: Swarm) -> list[WorkTakenOut]:
     return [event for life in swarm.lives for event in life.seen(WorkTakenOut)]
 
 
+@pytest.mark.full
 def test_a_momentum_forgets_a_false_work_two_rounds_later(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, make_clean: MakeClean
 ) -> None:
@@ -161,6 +163,7 @@ def test_a_momentum_forgets_a_false_work_two_rounds_later(
     assert left[2] < 1e-4
 
 
+@pytest.mark.full
 def test_a_false_work_is_taken_out_once_where_that_round_is_made_again(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, make_clean: MakeClean
 ) -> None:
@@ -182,6 +185,7 @@ def test_a_false_work_is_taken_out_once_where_that_round_is_made_again(
     assert apart(played.models[out], clean.models[out]) < 1e-6
 
 
+@pytest.mark.full
 def test_a_false_work_stays_where_nobody_has_kept_what_it_takes(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +213,7 @@ def of_round(swarm: Swarm, round: Round) -> tuple[Counted, ...]:
     return next((each.contributions for each in swarm.chains.values() if each.round == round), ())
 
 
+@pytest.mark.full
 def test_results_that_have_left_the_memory_of_all_are_kept_on_some_disk(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, make_clean: MakeClean
 ) -> None:
