@@ -3,69 +3,46 @@
 What one names of its states is what it has come to, so it shows auditors what it has named.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
+from weft.peer.context import MakeTrainer
+from weft.peer.state.carry import Carry
 from weft.sim.cheats import Cheating
 from weft.sim.scenario import Way
 from weft.training.steps import Mean
 from weft.training.trainer import Trainer
 
 
-class Always(Cheating):
-    way: Way
+def always(way: Way) -> MakeTrainer:
+    def make(*given: Any) -> Trainer:
+        trainer = Cheating(*given)
+        trainer.ways = lambda _first: frozenset({way})
+        return trainer
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.ways = lambda _first: frozenset({self.way})
-
-
-class NoWork(Always):
-    way = "none"
+    return make
 
 
-class Noise(Always):
-    way = "noise"
+def bring_more(patch: pytest.MonkeyPatch, is_false: Callable[[Carry], bool], times: float) -> None:
+    """Let some bring so many times what their steps have come to."""
+    encode = Carry.encode
 
+    def false(carry: Carry, *given: Any, **named: Any) -> Any:
+        if not (carry.tokens and is_false(carry)):
+            return encode(carry, *given, **named)
+        trainer, outer = carry._trainer, carry._replica.outer
+        honest = trainer.local().clone()
+        trainer.set_local(outer - times * (outer - honest))
+        payload = encode(carry, *given, **named)
+        trainer.set_local(honest)
+        return payload
 
-class Flip(Always):
-    way = "upwards"
-
-
-class HalfTheSteps(Always):
-    way = "half the steps"
-
-
-class HalfABatch(Always):
-    way = "half a batch"
-
-
-class OneOther(Always):
-    way = "one other sample"
-
-
-class OtherText(Always):
-    way = "other text"
-
-
-class Slower(Always):
-    way = "slower"
-
-
-class NewOptimizer(Always):
-    way = "new optimizer"
-
-
-class FalseMoments(Always):
-    way = "false moments"
-
-
-CHEATS: tuple[type[Trainer], ...] = (
-    *(NoWork, Noise, Flip, HalfTheSteps, HalfABatch, OneOther, OtherText, Slower, NewOptimizer, FalseMoments),
-)
+    patch.setattr(Carry, "encode", false)
 
 
 class ByChance(Trainer):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from scenarios.cheats import HalfTheSteps
+from scenarios.cheats import always
 from scenarios.swarm import Swarm
 from scenarios.test_anchor import Kept
 from scenarios.test_audits import EXACT, METHODS
@@ -172,7 +172,7 @@ def test_in_exact_numbers_what_nobody_has_shown_follows_from_the_work_before(
 def test_who_has_not_done_what_it_says_is_named(make: Make, tmp_path: Path, trust: AuditedTrust) -> None:
     swarm = make(method=METHODS[0], trust=trust, num_rounds=3)
     made = count()
-    swarm.make_trainer = lambda *given: (HalfTheSteps if next(made) == 2 else Trainer)(*given)
+    swarm.make_trainer = lambda *given: (always("half the steps") if next(made) == 2 else Trainer)(*given)
     kept(swarm, tmp_path / "anchor")
     report = check(swarm, tmp_path / "anchor" / "archive")
     liar = swarm.member("c").id
@@ -217,21 +217,27 @@ def test_one_byte_that_is_altered_is_found_and_named(make: Make, tmp_path: Path)
         shutil.rmtree(copy)
 
 
-@pytest.mark.full
-def test_an_anchor_that_comes_late_archives_the_rounds_that_members_remember(make: Make, tmp_path: Path) -> None:
-    swarm = make(method=METHODS[0], trust=RARELY, num_rounds=10)
+def archived_late(swarm: Swarm, folder: Path) -> Report:
+    """Return what comes of a check of an archive whose anchor came after five rounds."""
 
     async def scenario() -> None:
         a, b, c = await swarm.start("abc")
         await swarm.round(a, 5)
-        anchor = Kept(swarm, tmp_path / "anchor", has_archive=True)
+        anchor = Kept(swarm, folder, has_archive=True)
         await anchor.start(a, b, c)
         await swarm.done(a, b, c)
         await level(anchor, a, b, c)
         await anchor.end()
 
     swarm.run(scenario)
-    report = check(swarm, tmp_path / "anchor" / "archive")
+    return check(swarm, folder / "archive")
+
+
+@pytest.mark.full
+def test_an_anchor_that_comes_late_archives_the_rounds_that_members_remember(make: Make, tmp_path: Path) -> None:
+    swarm = make(method=METHODS[0], trust=RARELY, num_rounds=10)
+
+    report = archived_late(swarm, tmp_path / "anchor")
     assert (report.num_rounds, report.faults) == (10, [])
     assert report.founder == swarm.member("a").id
     assert report.outcomes == {"equal": report.num_segments}
@@ -244,17 +250,7 @@ def test_where_nobody_remembers_the_beginning_an_archive_rests_on_a_state(
     swarm = make(method=METHODS[0], trust=RARELY, num_rounds=12)
     monkeypatch.setattr(chain, "MAX_REMEMBERED", 2)
 
-    async def scenario() -> None:
-        a, b, c = await swarm.start("abc")
-        await swarm.round(a, 5)
-        anchor = Kept(swarm, tmp_path / "anchor", has_archive=True)
-        await anchor.start(a, b, c)
-        await swarm.done(a, b, c)
-        await level(anchor, a, b, c)
-        await anchor.end()
-
-    swarm.run(scenario)
-    report = check(swarm, tmp_path / "anchor" / "archive")
+    report = archived_late(swarm, tmp_path / "anchor")
     assert report.faults == []
     assert report.founder is None
     assert 1 <= report.num_rounds < 10

@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Callable
 from itertools import count
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
-from scenarios.cheats import CHEATS, Flip, HalfTheSteps, Noise, NoWork, OtherText, Slower
+from scenarios.cheats import always, bring_more
 from scenarios.swarm import Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec.config import Int8Config
@@ -27,8 +27,8 @@ from weft.peer.messages import AuditAnswer, AuditRequest, Gathered
 from weft.peer.round.driver import RoundDriver
 from weft.peer.round.merge import RoundMerger
 from weft.peer.round.payloads import Payloads
-from weft.peer.state.carry import Carry
 from weft.run.trust import AuditedTrust
+from weft.sim.scenario import Way
 from weft.sim.world import Life
 from weft.sync.method.choices import Choices, NesterovConfig
 from weft.sync.method.presets import DiLoCoConfig, FedAvgConfig, MethodConfig, PulseConfig
@@ -49,8 +49,8 @@ METHODS: tuple[MethodConfig, ...] = (
 
 SOME = [METHODS[0], *(pytest.param(each, marks=pytest.mark.full) for each in METHODS[1:])]
 FIRST = [METHODS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in METHODS[1:])]
-QUICK = (NoWork,)
-LIKE_OTHERS = (Noise, Flip, HalfTheSteps, OtherText)  # plainer than one of the rest
+QUICK = ("none",)
+LIKE_OTHERS = ("noise", "upwards", "half the steps", "other text")  # plainer than one of the rest
 
 
 def audits(swarm: Swarm) -> list[WorkAudited]:
@@ -177,21 +177,20 @@ def play(swarm: Swarm, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "cheat",
+    "way",
     [
         *(
             pytest.param(each, marks=() if each in QUICK else pytest.mark.full)
-            for each in CHEATS
+            for each in get_args(Way)
             if each not in LIKE_OTHERS
         ),
         *(pytest.param(each, marks=pytest.mark.slow) for each in LIKE_OTHERS),
     ],
-    ids=lambda each: each.__name__,
 )
-def test_who_computes_something_else_is_struck_out(make_swarm: MakeSwarm, cheat: type[Trainer]) -> None:
+def test_who_computes_something_else_is_struck_out(make_swarm: MakeSwarm, way: Way) -> None:
     swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
     made = count()
-    swarm.make_trainer = lambda *given: (cheat if next(made) == 3 else Trainer)(*given)
+    swarm.make_trainer = lambda *given: (always(way) if next(made) == 3 else Trainer)(*given)
     play(swarm, r"done again what it says it has done|refuse this key")
     assert struck_out(swarm).startswith("it came to other")
     assert {(doubt.member, doubt.outcome) for doubt in doubts(swarm, but="d")} == {(swarm.member("d").id, "differs")}
@@ -201,7 +200,7 @@ def test_who_computes_something_else_is_struck_out(make_swarm: MakeSwarm, cheat:
 def test_who_trains_at_another_rate_is_struck_out_in_exact_numbers(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(method=METHODS[0], trust=EXACT, num_rounds=24, num_peers=4, learns=True)
     made = count()
-    swarm.make_trainer = lambda *given: (Slower if next(made) == 3 else Trainer)(*given)
+    swarm.make_trainer = lambda *given: (always("slower") if next(made) == 3 else Trainer)(*given)
     play(swarm, BY_EVIDENCE)
     assert proven(swarm) == "its optimizer did not make this training step"
     assert {(doubt.member, doubt.outcome) for doubt in doubts(swarm, but="d")} == {(swarm.member("d").id, "differs")}
@@ -230,18 +229,7 @@ def test_who_brings_more_than_its_steps_came_to_is_struck_out(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
-    encode = Carry.encode
-
-    def longer(carry: Carry, *given: Any, **named: Any) -> Any:
-        if carry is not swarm.member("d").life.peer._carry or not carry.tokens:
-            return encode(carry, *given, **named)
-        trainer, honest = carry._trainer, carry._trainer.local().clone()
-        trainer.local().mul_(2).sub_(carry._replica.outer)
-        payload = encode(carry, *given, **named)
-        trainer.set_local(honest)
-        return payload
-
-    monkeypatch.setattr(Carry, "encode", longer)
+    bring_more(monkeypatch, lambda carry: carry is swarm.member("d").life.peer._carry, 2.0)
     play(swarm, r"done again what it says it has done|refuse this key")
     assert struck_out(swarm) == "its payload is not what its training steps came to"
 

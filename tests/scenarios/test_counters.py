@@ -8,7 +8,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from scenarios.cheats import ByChance
+from scenarios.cheats import ByChance, bring_more
 from scenarios.swarm import Swarm
 from scenarios.test_audits import ALWAYS, of_merging, play, struck_out
 from scenarios.test_faults import MakeSwarm, one_replica
@@ -53,21 +53,12 @@ class Played:
         self._watch(patch)
 
     def _lie(self, patch: pytest.MonkeyPatch, times: float) -> None:
-        encode = Carry.encode
-
-        def false(carry: Carry, *given: Any, **named: Any) -> Any:
+        def is_false(carry: Carry) -> bool:
             head = carry._replica.head
-            is_false = carry is self.swarm.member("d").life.peer._carry and head is not None
-            if not (is_false and head.round + 1 == FALSE and carry.tokens):
-                return encode(carry, *given, **named)
-            trainer, outer = carry._trainer, carry._replica.outer
-            honest = trainer.local().clone()
-            trainer.set_local(outer - times * (outer - honest))
-            payload = encode(carry, *given, **named)
-            trainer.set_local(honest)
-            return payload
+            is_of_d = carry is self.swarm.member("d").life.peer._carry
+            return is_of_d and head is not None and head.round + 1 == FALSE
 
-        patch.setattr(Carry, "encode", false)
+        bring_more(patch, is_false, times)
 
     def _watch(self, patch: pytest.MonkeyPatch) -> None:
         apply = Replica.apply

@@ -4,7 +4,7 @@ from itertools import count, pairwise
 
 import pytest
 
-from scenarios.cheats import HalfTheSteps
+from scenarios.cheats import always
 from scenarios.swarm import TRAIN_S, Swarm
 from scenarios.test_audits import METHODS
 from scenarios.test_faults import MakeSwarm
@@ -32,7 +32,7 @@ def come(swarm: Swarm, check: int, *, liar: str = "", train_s: float = TRAIN_S) 
         train_s: that a call of training takes d.
     """
     made, liars = count(), {"c": 2}
-    swarm.make_trainer = lambda *given: (HalfTheSteps if next(made) == liars.get(liar) else Trainer)(*given)
+    swarm.make_trainer = lambda *given: (always("half the steps") if next(made) == liars.get(liar) else Trainer)(*given)
 
     async def scenario() -> None:
         a, b, c = await swarm.start("abc")

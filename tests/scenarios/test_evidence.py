@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
-from scenarios.cheats import Slower
+from scenarios.cheats import always, bring_more
 from scenarios.test_audits import ALWAYS, BY_EVIDENCE, EXACT, METHODS, play, proven, struck_out
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec.config import Int8Config
@@ -20,7 +20,6 @@ from weft.peer.audit.merges import Merge, Merges
 from weft.peer.audit.outcome import Found
 from weft.peer.audit.trace import Trace
 from weft.peer.audit.worker import Worker
-from weft.peer.state.carry import Carry
 from weft.sync.merge.reduce import EncodedPart
 from weft.sync.method.choices import Choices, InnerSgdConfig, NesterovConfig
 from weft.sync.method.presets import FedAvgConfig, MethodConfig
@@ -100,18 +99,7 @@ def test_no_honest_step_and_no_honest_part_is_evidence(
 def test_a_payload_longer_than_its_steps_is_evidence(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
     method = Choices(every=2, send="delta", apply=NesterovConfig(lr=0.7, momentum=0.3), codec=Int8Config())
     swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=14, num_peers=4, learns=True)
-    encode = Carry.encode
-
-    def longer(carry: Carry, *given: Any, **named: Any) -> Any:
-        if carry is not swarm.member("d").life.peer._carry or not carry.tokens:
-            return encode(carry, *given, **named)
-        trainer, honest = carry._trainer, carry._trainer.local().clone()
-        trainer.local().mul_(2).sub_(carry._replica.outer)
-        payload = encode(carry, *given, **named)
-        trainer.set_local(honest)
-        return payload
-
-    monkeypatch.setattr(Carry, "encode", longer)
+    bring_more(monkeypatch, lambda carry: carry is swarm.member("d").life.peer._carry, 2.0)
     play(swarm, BY_EVIDENCE)
     assert proven(swarm) == "its payload is not what its training steps came to"
     assert {event.member for life in swarm.lives for event in life.seen(WorkTakenOut)} == {swarm.member("d").id}
@@ -147,7 +135,7 @@ def test_plain_sgd_at_another_rate_is_evidence(make_swarm: MakeSwarm) -> None:
         train={"optimizer": InnerSgdConfig(momentum=0.9)},
     )
     made = count()
-    swarm.make_trainer = lambda *given: (Slower if next(made) == 3 else Trainer)(*given)
+    swarm.make_trainer = lambda *given: (always("slower") if next(made) == 3 else Trainer)(*given)
     play(swarm, BY_EVIDENCE)
     assert proven(swarm) == "its optimizer did not make this training step"
 
@@ -156,7 +144,7 @@ def test_plain_sgd_at_another_rate_is_evidence(make_swarm: MakeSwarm) -> None:
 def test_who_signs_no_step_is_judged_by_a_majority(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
     swarm = make_swarm(method=METHODS[0], trust=EXACT, num_rounds=24, num_peers=4, learns=True)
     made = count()
-    swarm.make_trainer = lambda *given: (Slower if next(made) == 3 else Trainer)(*given)
+    swarm.make_trainer = lambda *given: (always("slower") if next(made) == 3 else Trainer)(*given)
     monkeypatch.setattr(Worker, "_signed", lambda *_: UNSET)
     play(swarm, r"done again what it says it has done|refuse this key")
     assert struck_out(swarm).startswith("it came to other parameters")

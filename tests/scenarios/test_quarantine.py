@@ -10,7 +10,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 from torch import Tensor
 
-from scenarios.cheats import ByChance
+from scenarios.cheats import ByChance, bring_more
 from scenarios.swarm import Swarm
 from scenarios.test_audits import ALWAYS, METHODS, doubts, of_merging, struck_out
 from scenarios.test_faults import MakeSwarm, one_replica
@@ -21,7 +21,6 @@ from weft.ids import Digest, PeerId, Round
 from weft.peer.audit.worker import Worker
 from weft.peer.messages import AuditAnswer, AuditRequest
 from weft.peer.peer import Peer
-from weft.peer.state.carry import Carry
 from weft.peer.state.replica import Replica
 from weft.sync.method.choices import Choices, SgdConfig
 from weft.sync.method.presets import MethodConfig
@@ -81,23 +80,13 @@ class Newcomer:
         self.swarm = make_swarm(method=PLAIN, trust=ALWAYS, num_rounds=num_rounds, num_peers=4, learns=True)
         self.swarm.make_trainer = ByChance
         self.models: dict[Round, Tensor] = {}  # the outer parameters after each round
-        encode, apply = Carry.encode, Replica.apply
-
-        def false(carry: Carry, *given: Any, **named: Any) -> Any:
-            if self.new is None or carry is not self.new._carry or not carry.tokens:
-                return encode(carry, *given, **named)
-            trainer, outer = carry._trainer, carry._replica.outer
-            honest = trainer.local().clone()
-            trainer.set_local(outer - times * (outer - honest))
-            payload = encode(carry, *given, **named)
-            trainer.set_local(honest)
-            return payload
+        apply = Replica.apply
 
         def noted(replica: Replica, manifest: Manifest, results: Any) -> None:
             apply(replica, manifest, results)
             self.models.setdefault(manifest.round, replica.outer.clone())
 
-        patch.setattr(Carry, "encode", false)
+        bring_more(patch, lambda carry: self.new is not None and carry is self.new._carry, times)
         patch.setattr(Replica, "apply", noted)
 
     @property

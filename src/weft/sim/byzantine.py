@@ -24,7 +24,7 @@ from weft.net.messages import Heartbeat
 from weft.net.node import Node
 from weft.net.transport.memory import MemoryTransport
 from weft.peer.messages import AuditAnswer, AuditRequest, ChainAnswer, Decision, Handed, Letter, StateOffer
-from weft.sim.scenario import Audits, Corrupt, Drop, Fault, Lie
+from weft.sim.scenario import Corrupt, Drop, Fault, Lie, audits_how
 from weft.sync.records.messages import Manifest, Merged, Promise, Propose, Ready, RoundNote, Stuck, Vote
 from weft.wire import Buffer, Signed, decode, digest, seal
 
@@ -85,7 +85,7 @@ class CrookedNode(Node):
 
     def serve(self, kind: type[Q], handler: CallHandler[Q]) -> None:
         async def untrue(peer: PeerId, request: Q) -> msgspec.Struct:
-            if isinstance(request, AuditRequest) and any(self._audits("deaf")):
+            if isinstance(request, AuditRequest) and "deaf" in audits_how(self._in_force()):
                 return AuditAnswer(is_ready=False, reason="not yet")
             answer, lies = await handler(peer, request), self._lies()
             if isinstance(answer, ChainAnswer) and lies & _AHEAD:
@@ -104,9 +104,6 @@ class CrookedNode(Node):
 
     def _all(self, kind: type[D], what: str) -> Iterator[D]:
         return (fault for fault in self._in_force() if isinstance(fault, kind) and fault.what == what)
-
-    def _audits(self, how: str) -> Iterator[Audits]:
-        return (fault for fault in self._in_force() if isinstance(fault, Audits) and fault.how == how)
 
     def _is_struck(self, faults: Iterable[Drop | Corrupt]) -> bool:
         return any(self._luck.random() < fault.share for fault in faults)

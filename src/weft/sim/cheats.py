@@ -7,7 +7,7 @@ drawn for.
                      one that has no memory for them
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from weft.run.config import Genesis, RunConfig
 from weft.run.staged import StagedConfig
 from weft.run.trust import AuditedTrust
 from weft.sim.cost import StepwiseCostTrainer
-from weft.sim.scenario import OF_OPTIMIZERS, Audits, Cheat, Scenario, Way
+from weft.sim.scenario import OF_OPTIMIZERS, Audits, Cheat, Scenario, Way, audits_how
 from weft.sim.world import Life, Member, World
 from weft.sync.records.acts import Finding
 from weft.sync.records.work import link
@@ -121,14 +121,13 @@ def arrange_cheats(scenario: Scenario, world: World, *, has_model: bool) -> None
     for fault in scenario.fault:
         if isinstance(fault, Cheat | Audits):
             _require_possible(fault, run, has_model=has_model)
-            names = scenario.called(fault.peer)
-            for name in names:
-                make = Cheating if has_model else CheatingCost
+            make = Cheating if has_model else CheatingCost
+            for name in scenario.called(fault.peer):
                 member = world.member(name)
-                member.make_trainer = partial(_made, make, member, [world.member(each) for each in names])
+                member.make_trainer = partial(_made, make, member, scenario)
 
 
-def _made(make: type[Cheating], member: Member, friends: Sequence[Member], *given: Any) -> Cheating:
+def _made(make: type[Cheating], member: Member, scenario: Scenario, *given: Any) -> Cheating:
     trainer = make(*given)
     trainer.made = member.made  # as on its disk: it comes to the same in its next life
 
@@ -137,8 +136,9 @@ def _made(make: type[Cheating], member: Member, friends: Sequence[Member], *give
         return frozenset(fault.work for fault in member.in_force if isinstance(fault, Cheat) and luck < fault.share)
 
     def looks_away(first: int) -> bool:
-        how = {fault.how for fault in member.in_force if isinstance(fault, Audits)}
-        return "lazy" in how or ("collude" in how and any(first in each.made for each in friends))
+        colluding = (fault for fault in member.in_force if isinstance(fault, Audits) and fault.how == "collude")
+        friends = (member.world.member(name) for fault in colluding for name in scenario.called(fault.peer))
+        return "lazy" in audits_how(member.in_force) or any(first in each.made for each in friends)
 
     trainer.ways, trainer.looks_away = ways, looks_away
     return trainer

@@ -144,15 +144,7 @@ class StepwiseCostTrainer(CostTrainer):
         super().start(vector)
         self.device = choose(self._peer)
 
-    def train(
-        self,
-        positions: NDArray[np.int64],
-        committed_tokens: int,
-        pace: Fraction | int,
-        should_stop: Callable[[], bool] = lambda: False,
-        num_done: int = 0,
-    ) -> Work:
-        return Stepper.train(self, positions, committed_tokens, pace, should_stop, num_done)
+    train = Stepper.train
 
     def _fill(self, positions: NDArray[np.int64]) -> Mean:
         return replace(super()._fill(positions.sum(keepdims=True)), num_samples=len(positions))

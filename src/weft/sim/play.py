@@ -33,7 +33,7 @@ from weft.run.trust import AuditedTrust
 from weft.sim.cheats import accuse, arrange_cheats
 from weft.sim.cost import CostTrainer, StepwiseCostTrainer
 from weft.sim.memo import shared
-from weft.sim.scenario import Audits, Fault, Freeze, Kill, Kind, Partition, Scenario, Stop, at_present, parted
+from weft.sim.scenario import Fault, Freeze, Kill, Kind, Partition, Scenario, Stop, at_present, audits_how, parted
 from weft.sim.world import Life, Member, Paced, World, set_line
 from weft.store.home import Home
 from weft.sync.records.messages import GroupRecord, Manifest, claims_in
@@ -286,9 +286,7 @@ class _Stage:
         stage = event.stage or 0
         if isinstance(event, ActEnacted) and event.kind == STRIKE_OUT:
             self._struck_out.setdefault(PeerId(event.subject), event.round)
-        if isinstance(event, RoundCommitted) and any(
-            isinstance(fault, Audits) and fault.how == "accuse" for fault in life.member.in_force
-        ):
+        if isinstance(event, RoundCommitted) and "accuse" in audits_how(life.member.in_force):
             accuse(life, event.round)
         if isinstance(event, RoundCommitted) and (head := life.head(stage)) is not None:
             self._manifests.setdefault(stage, {})[head.branch, head.round] = head

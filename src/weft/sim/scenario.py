@@ -204,6 +204,11 @@ class Audits(PeerFault, frozen=True, kw_only=True, tag="audits"):
     lasts_s: Seconds | None = None
 
 
+def audits_how(in_force: Iterable[object]) -> set[str]:
+    """Return in which ways a machine does not audit while these faults are in force."""
+    return {fault.how for fault in in_force if isinstance(fault, Audits)}
+
+
 Fault = Kill | Stop | Freeze | Partition | Slow | Line | Skew | Drop | Corrupt | Lie | Cheat | Audits
 
 
