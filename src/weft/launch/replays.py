@@ -360,7 +360,7 @@ class _Check:
                 f"what the archive leads to after round {replica.head.round} is not what most members had: the state "
                 "that it begins with was not the run's, or this version of weft computes rounds otherwise"
             )
-        outer = next(vector for vector in index.vectors if vector.name == OUTER)
+        outer = index.vector(OUTER)
         return Head(manifest=replica.head, charter=replica.charter, outer=outer)
 
     def _make(self, item: _Item, heads: dict[Digest, Head], outers: dict[Digest, Tensor]) -> None:

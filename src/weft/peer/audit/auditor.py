@@ -52,23 +52,20 @@ from weft.peer.audit.looking import (
 from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Found, Patience
 from weft.peer.audit.proving import ground, of_step, proof, shown_state
 from weft.peer.audit.sealing import Sealing
-from weft.peer.audit.steps import ERROR, LOCAL, Away, named_error, repeat, shape_of
+from weft.peer.audit.steps import ERROR, LOCAL, Away, method_at, named_error, payload_of_end, repeat, shape_of
 from weft.peer.context import Context
 from weft.peer.group.records import lease_of
 from weft.peer.messages import AuditAnswer, AuditOpened, AuditRequest, AuditSealed, NamedState
 from weft.peer.round.driver import RoundDriver
 from weft.peer.state.replica import Replica
 from weft.peer.state.state_client import StateClient
-from weft.run.amend import amended
 from weft.run.trust import AuditedTrust
 from weft.store.chunks import state_index
-from weft.sync.merge.method import OUTER, Method
-from weft.sync.merge.reduce import encode_payload
+from weft.sync.merge.method import OUTER
 from weft.sync.records import quarantine
 from weft.sync.records.acts import Finding, Warrant
 from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
 from weft.sync.records.messages import Manifest, parts_in, payload_of, works_in
-from weft.sync.records.parts import cut
 from weft.sync.records.work import Link, MadeStep, Work, link, link_from, num_links, num_states, state_before
 from weft.tasks import Tasks, to_the_end
 from weft.training.device import first_line
@@ -365,7 +362,7 @@ class Auditor:
         assert own is not None
         assert index is not None
         theirs = await self._pulled(audit, index)
-        unequal = [each for each in mine if _vector(index, each).chunks != _vector(own, each).chunks]
+        unequal = [each for each in mine if index.vector(each).chunks != own.vector(each).chunks]
         apart = await serve(lambda: {each: distance(before[each], mine[each], theirs[each]) for each in unequal})
         most = {LOCAL: threshold(trust.numerics, audit.link.num_steps)}
         others = threshold_of_moments(trust.numerics, audit.link.num_steps)
@@ -483,17 +480,17 @@ class Auditor:
             at = state_before(work.segments, every, number)
             begin = await self._index(audit, named, at, work)
             if number == 0:
-                if _vector(begin, LOCAL).chunks != head.outer.chunks:
+                if begin.vector(LOCAL).chunks != head.outer.chunks:
                     raise Differs("it did not begin at the run's parameters")
-                await self._check_optimizer(audit, answer, shown_state(named, begin), _others(begin))
+                await self._check_optimizer(audit, answer, shown_state(named, begin), begin.without(LOCAL))
                 continue
             ended = await self._index(audit, answer.ends[number - 1], at - 1, work)
-            if _others(ended) != _others(begin):
+            if ended.without(LOCAL) != begin.without(LOCAL):
                 before, after = shown_state(answer.ends[number - 1], ended), shown_state(named, begin)
                 prove = partial(prove_move, work, ground(heads[0]), number, before, after)
                 raise Differs("its optimizer is another after a round", self._proof(audit, prove))
             moved = await self._moved(audit, ended, heads[number - 1], head)
-            if moved != _vector(begin, LOCAL).chunks:
+            if moved != begin.vector(LOCAL).chunks:
                 raise Differs("it did not keep what it had when it was moved to other parameters")
 
     async def _moved(self, audit: Audit, ended: StateIndex, head: Head, after: Head) -> tuple[str, ...]:
@@ -502,10 +499,10 @@ class Auditor:
         local = (await self._pulled(audit, ended, {LOCAL}))[LOCAL]
         outer = (await self._pulled(audit, _alone(head.outer)))[OUTER]
         moved = (await self._pulled(audit, _alone(after.outer)))[OUTER]
-        delta = self._method(head).delta
+        delta = method_at(self._replica.run, head).delta
 
         def chunks() -> tuple[str, ...]:
-            return _vector(state_index({LOCAL: moved.sub_(delta(outer, local))}), LOCAL).chunks
+            return state_index({LOCAL: moved.sub_(delta(outer, local))}).vector(LOCAL).chunks
 
         return await self._context.compute.serve(chunks)
 
@@ -541,7 +538,7 @@ class Auditor:
             raise Differs("it does not go on from the work that it names", by_words)
         at = num_states(before_it.segments, self._trace_every) - 1
         ended = await self._index(audit, answer.followed, at, before_it)
-        if _others(ended) != memory:
+        if ended.without(LOCAL) != memory:
             prove = partial(prove_start, work, letter, first, shown_state(answer.followed, ended))
             raise Differs("its optimizer does not go on from the work that it names", self._proof(audit, prove, letter))
 
@@ -566,19 +563,11 @@ class Auditor:
         if left != work.left:
             raise Differs("what its codec left is not what it says")
 
-    def _method(self, head: Head) -> Method:
-        """Return the method by which the round after a head is computed."""
-        run = self._replica.run
-        config = amended(run, head.charter)
-        return Method(config.method, config.optimizer, run.vector.tensors)
-
     def _encoded(
         self, work: Work, head: Head, outer: Tensor, local: Tensor, error: Tensor | None
     ) -> tuple[tuple[Buffer, ...], Digest | None]:
-        method, scope = self._method(head), self._replica.scope
-        ranges = cut(scope.num_sent(Round(work.round)), head.manifest.uplinks)
-        delta = method.delta(outer, local)
-        encoded, left = encode_payload(method, scope, {OUTER: outer}, delta, error, ranges, work.round)
+        run, scope = self._replica.run, self._replica.scope
+        encoded, left = payload_of_end(run, head, scope, Round(work.round), outer, local, error)
         return encoded, named_error(left)
 
     # --- what the worker shows ---
@@ -633,15 +622,6 @@ def distance(before: Tensor, mine: Tensor, theirs: Tensor) -> float:
     if not isfinite(apart):
         return inf
     return apart / moved if moved else inf if apart else 0.0
-
-
-def _vector(index: StateIndex, name: str) -> VectorIndex:
-    return next(vector for vector in index.vectors if vector.name == name)
-
-
-def _others(index: StateIndex) -> tuple[VectorIndex, ...]:
-    """Return the optimizer's vectors."""
-    return tuple(vector for vector in index.vectors if vector.name != LOCAL)
 
 
 def _alone(vector: VectorIndex) -> StateIndex:

@@ -48,7 +48,7 @@ class Heads:
         self._noted_at.setdefault(manifest.round, now)
         if digest_of(manifest) in self._kept:
             return
-        outer = next(vector for vector in state.vectors if vector.name == OUTER)
+        outer = state.vector(OUTER)
         self._keep(Head(manifest=manifest, charter=charter, outer=outer))
         for forgotten_round in list(self._noted_at)[:-MAX_KEPT]:
             del self._noted_at[forgotten_round]

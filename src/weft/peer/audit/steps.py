@@ -8,15 +8,18 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from weft.errors import DataError
-from weft.ids import Digest, PeerId
+from weft.ids import Digest, PeerId, Round
 from weft.peer.audit.heads import Head
 from weft.peer.group.records import lease_of
 from weft.run.amend import amended
 from weft.run.config import Genesis
 from weft.store.chunks import state_index
+from weft.sync.merge.method import OUTER, Method, Scope
+from weft.sync.merge.reduce import encode_payload
+from weft.sync.records.parts import cut
 from weft.sync.records.work import Segment
 from weft.training.trainer import Trainer
-from weft.wire import digest_of
+from weft.wire import Buffer, digest_of
 
 LOCAL, ERROR = "local", "error"
 
@@ -72,6 +75,35 @@ def repeat(
         trainer.on_step, trainer.on_gradient = on_step, on_gradient
         trainer.train(positions, head.manifest.committed_tokens, pace, num_done=first)
         return {name: vector.clone() for name, vector in state_of(trainer).items()}
+
+
+def method_at(run: Genesis, head: Head) -> Method:
+    """Return the method by which the round after a head is computed."""
+    config = amended(run, head.charter)
+    return Method(config.method, config.optimizer, run.vector.tensors)
+
+
+def payload_of_end(
+    run: Genesis,
+    head: Head,
+    scope: Scope,
+    round: Round,
+    outer: Float32[Tensor, " num"],
+    local: Float32[Tensor, " num"],
+    error: Float32[Tensor, " num_kept"] | None,
+) -> tuple[tuple[Buffer, ...], Float32[Tensor, " num_kept"] | None]:
+    """Return the parts of the payload that is made of a work's last parameters, and what codecs leave.
+
+    Args:
+        head: that the last segment begins at, with these outer parameters.
+        round: for which the work was announced first.
+        error: that codecs had left before.
+
+    Raises:
+        NotFinite, RuntimeError, ValueError: of its numbers, or of how many there are.
+    """
+    method, ranges = method_at(run, head), cut(scope.num_sent(round), head.manifest.uplinks)
+    return encode_payload(method, scope, {OUTER: outer}, method.delta(outer, local), error, ranges, round)
 
 
 def state_of(trainer: Trainer) -> dict[str, Tensor]:

@@ -461,4 +461,4 @@ def _file_of(told: Told) -> str:
 
 
 def without(index: StateIndex, name: str) -> StateIndex:
-    return StateIndex(vectors=tuple(vector for vector in index.vectors if vector.name != name))
+    return StateIndex(vectors=index.without(name))

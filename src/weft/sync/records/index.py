@@ -64,6 +64,20 @@ class StateIndex(Record, frozen=True, kw_only=True):
     def shape(self) -> dict[str, int]:
         return {vector.name: vector.num for vector in self.vectors}
 
+    def vector(self, name: str) -> VectorIndex:
+        """
+        Raises:
+            KeyError: there is none of this name.
+        """
+        for vector in self.vectors:
+            if vector.name == name:
+                return vector
+        raise KeyError(name)
+
+    def without(self, name: str) -> tuple[VectorIndex, ...]:
+        """Return all vectors but one: such as the optimizer's, which are all but the parameters."""
+        return tuple(vector for vector in self.vectors if vector.name != name)
+
     def _require_one_length(self) -> None:
         """Refuse one digest for chunks of two lengths: what it names would fit into one of their places only."""
         lengths: dict[str, int] = {}  # of last chunks that are shorter than others

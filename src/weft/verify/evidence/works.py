@@ -131,10 +131,10 @@ def check_start(work: Work, followed: Signed | None, shown: FalseStart) -> str:
         raise Unproven("other states are shown than it takes")
     first = listed(work, shown.first, 0)
     if followed is None or shown.last is None:
-        if _others(first) == _new(first):
+        if first.without(LOCAL) == _new(first):
             raise Unproven("its optimizer is new")
         return "it says that its optimizer is new, and it is not"
-    if _others(first) == _others(listed(claimed(followed, Work), shown.last)):
+    if first.without(LOCAL) == listed(claimed(followed, Work), shown.last).without(LOCAL):
         raise Unproven("its optimizer goes on from the work that it names")
     return "its optimizer does not go on from the work that it names"
 
@@ -177,7 +177,7 @@ def check_move(work: Work, shown: FalseMove) -> str:
     every = charter.audits.trace_every
     at = state_before(work.segments, every, shown.segment)
     _require_all_named(work.segments, every, shown.begun)
-    if _others(listed(work, shown.ended, at - 1)) == _others(listed(work, shown.begun, at)):
+    if listed(work, shown.ended, at - 1).without(LOCAL) == listed(work, shown.begun, at).without(LOCAL):
         raise Unproven("its optimizer stayed as it was")
     return "its optimizer is another after a round"
 
@@ -193,18 +193,9 @@ def _require_all_named(segments: Sequence[Segment], trace_every: int, shown: Sho
         raise Unproven("it names another number of states than its training steps come to")
 
 
-def _others(index: StateIndex) -> tuple[VectorIndex, ...]:
-    """Return the optimizer's vectors."""
-    return tuple(vector for vector in index.vectors if vector.name != LOCAL)
-
-
 def _new(index: StateIndex) -> tuple[VectorIndex, ...]:
     """Return the optimizer's vectors as they are in a new one."""
-    return tuple(
-        VectorIndex(name=each.name, num=each.num, chunks=_zeros(each.nbytes))
-        for each in index.vectors
-        if each.name != LOCAL
-    )
+    return tuple(VectorIndex(name=each.name, num=each.num, chunks=_zeros(each.nbytes)) for each in index.without(LOCAL))
 
 
 def _zeros(nbytes: int) -> tuple[Digest, ...]:
@@ -306,7 +297,6 @@ def _payload_codec(work: Work, charter: Charter) -> Known:
 
 
 def _parameters(index: StateIndex) -> VectorIndex:
-    found = next((vector for vector in index.vectors if vector.name == LOCAL), None)
-    if found is None:
+    if LOCAL not in index.shape:
         raise Unproven("a state without parameters")
-    return found
+    return index.vector(LOCAL)

@@ -24,21 +24,18 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from weft.errors import CheckpointError, DataError, NotFinite, WireError
-from weft.ids import Digest, PeerId, short
+from weft.ids import Digest, PeerId, Round, short
 from weft.ledger.tree import Tree
 from weft.peer.audit.auditor import distance
 from weft.peer.audit.heads import Head
-from weft.peer.audit.steps import ERROR, LOCAL, named_error, repeat, shape_of, state_of
+from weft.peer.audit.steps import ERROR, LOCAL, method_at, named_error, payload_of_end, repeat, shape_of, state_of
 from weft.peer.group.records import lease_of
 from weft.peer.messages import NamedState
-from weft.run.amend import amended
 from weft.run.config import RunConfig
 from weft.store.chunks import raw, state_index
-from weft.sync.merge.method import OUTER, Method, Scope
-from weft.sync.merge.reduce import encode_payload
-from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
+from weft.sync.merge.method import Scope
+from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex
 from weft.sync.records.messages import payload_of
-from weft.sync.records.parts import cut
 from weft.sync.records.work import Work, is_state, num_states, state_after, state_before
 from weft.training.device import first_line
 from weft.training.learner import nothing
@@ -256,16 +253,16 @@ class Replays:
     def _check_first(self, case: Case, begin: StateIndex) -> None:
         """Check what the first state follows from."""
         work, outer, before = case.work, case.heads[0].outer, case.before
-        if outer.chunks and _vector(begin, LOCAL).chunks != outer.chunks:
+        if outer.chunks and begin.vector(LOCAL).chunks != outer.chunks:
             raise _Differs("it did not begin at the run's parameters")
-        memory = _memory(begin)
+        memory = begin.without(LOCAL)
         if work.follows is None:
             zeros = state_index({each.name: torch.zeros(each.num) for each in memory})
             if zeros.vectors != memory or work.num_before or work.error is not None:
                 raise _Differs("it says that its optimizer is new, and it is not")
         elif before is not None:
             self._check_follows(work, before)
-            if before.last is not None and _memory(before.last) != memory:
+            if before.last is not None and before.last.without(LOCAL) != memory:
                 raise _Differs("its optimizer does not go on from the work that it names")
 
     def _check_follows(self, work: Work, before: Before) -> None:
@@ -359,21 +356,15 @@ class Replays:
 
     def _moved(self, case: Case, number: int, end: State) -> State:
         """Return the last state of the segment before one, at the outer parameters that the one begins at."""
-        delta = self._method(case.heads[number - 1]).delta(case.outers[number - 1], end[LOCAL])
+        delta = method_at(self._run, case.heads[number - 1]).delta(case.outers[number - 1], end[LOCAL])
         return {**end, LOCAL: case.outers[number].clone().sub_(delta)}
-
-    def _method(self, head: Head) -> Method:
-        config = amended(self._run, head.charter)
-        return Method(config.method, config.optimizer, self._run.vector.tensors)
 
     def _encoded(self, case: Case, local: Tensor) -> Tensor | None:
         """Return what a codec leaves of the payload of a work, which is the one that was signed."""
         work, head, outer = case.work, case.heads[-1], case.outers[-1]
-        method, scope = self._method(head), Scope(outer.numel(), self._run.method.fragments)
-        ranges, error = cut(scope.num_sent(work.round), head.manifest.uplinks), self._error(case)
+        scope, error = Scope(outer.numel(), self._run.method.fragments), self._error(case)
         try:
-            delta = method.delta(outer, local)
-            encoded, left = encode_payload(method, scope, {OUTER: outer}, delta, error, ranges, work.round)
+            encoded, left = payload_of_end(self._run, head, scope, Round(work.round), outer, local, error)
         except (NotFinite, RuntimeError, ValueError) as failure:  # of its numbers, or of how many there are
             raise _Differs(f"no payload can be made of its last state: {first_line(failure)}") from None
         if payload_of(map(digest, encoded)) != work.payload:
@@ -459,12 +450,3 @@ def _firsts(work: Work, every: int) -> list[int]:
 
 def _root(names: Sequence[Digest]) -> Digest:
     return Tree(map(bytes.fromhex, names)).root()
-
-
-def _vector(index: StateIndex, name: str) -> VectorIndex:
-    return next(vector for vector in index.vectors if vector.name == name)
-
-
-def _memory(index: StateIndex) -> tuple[VectorIndex, ...]:
-    """Return the optimizer's vectors."""
-    return tuple(vector for vector in index.vectors if vector.name != LOCAL)
