@@ -1,7 +1,7 @@
 """Whole peers of runs with stages, on a virtual clock: what they learn, who dies, comes and moves."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,17 @@ from weft.codec.config import Fp32Config
 from weft.data.batch import Batches
 from weft.data.corpus import CorpusConfig, TextSource
 from weft.events import Notice, RoundCommitted, StageEmpty, StageHeld, StageLeft
+from weft.ids import Digest, PeerId
 from weft.model.config import num_parameters
 from weft.model.flat import assemble, layout
 from weft.pipeline.config import PipelineConfig
+from weft.pipeline.routing import Router
 from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.run.genesis import Sealed, seal
 from weft.run.staged import StagedConfig
 from weft.run.trust import MembersTrust, RecordedTrust, TrustConfig
 from weft.stages.placement import ALONE, ALONE_S
+from weft.stages.step.conductor import Conductor
 from weft.store.home import Home
 from weft.store.proving import prove
 from weft.store.rounds import RoundsFile
@@ -316,3 +319,44 @@ def test_a_run_goes_on_whose_only_members_of_each_stage_have_all_paused(
 
     house = play(sealed(tmp_path, num_steps=30), tmp_path, work, train_s=0.05)
     assert min(len(each.seen(RoundCommitted)) for each in house.machines) > 50
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("apart_s", [None, 0.5, 6.0])
+def test_a_round_goes_on_whose_only_work_went_with_a_member_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: int, apart_s: float | None
+) -> None:
+    reserve, announcing = Router.reserve, Conductor.announcing
+    victims: list[Machine] = []
+
+    def goes_to_it(self: Router, num: int, now: float, left: Collection[PeerId], most_s: float) -> Any:
+        """Let all micro-batches of its stage go to it."""
+        chosen = {each.id for each in victims if not each.is_dead} & set(self.peers)
+        return reserve(self, num, now, set(self.peers) - chosen if chosen else left, most_s)
+
+    async def and_dies(self: Conductor, payload: Digest | None) -> None:
+        """Be killed once the others have heard that there is a payload, and before they have any of it."""
+        await announcing(self, payload)
+        machine = next((each for each in victims if each.id == self._part.channel.peer and not each.is_dead), None)
+        if machine is not None and payload is not None and len(machine.seen(RoundCommitted)) > 10:
+            await asyncio.sleep(0.05)
+            machine.kill()
+            await asyncio.sleep(1.0)
+
+    async def work(house: House) -> None:
+        machines = crew(house, 6)
+        await rounds(machines[0], 8)
+        victims.append(next(each for each in machines[1:] if stage in each.company.members))
+        while not victims[0].is_dead:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.1)
+        if apart_s is not None:
+            await asyncio.sleep(apart_s)
+            machines.append(house.start(victims[0].name))
+        await done(machines)
+
+    monkeypatch.setattr(Router, "reserve", goes_to_it)
+    monkeypatch.setattr(Conductor, "announcing", and_dies)
+    house = play(sealed(tmp_path, num_steps=30), tmp_path, work, train_s=0.05)
+    assert min(len(each.seen(RoundCommitted)) for each in house.machines[:6] if not each.is_dead) > 20
+    assert min(len(each.seen(RoundCommitted)) for each in house.machines if not each.is_dead) > 5

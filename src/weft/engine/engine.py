@@ -112,7 +112,7 @@ class Text:
     Args:
         cancel: called where nobody wants it any more.
         go_on: called once so much is read that more may be drawn, after `is_behind` said that no more should be.
-        clock: of whoever computes it; its seconds are those of `began_s` and `came_s`.
+        clock: of whoever computes it; its seconds are those of `began_s`, `came_s` and `busy_s`.
     """
 
     def __init__(
@@ -124,6 +124,7 @@ class Text:
         self.mean: NDArray[np.float32] | None = None  # once it has ended, where it is wanted
         self.began_s: float | None = None  # when its first piece was computed
         self.came_s = 0.0  # when the token was told that its reader took last
+        self.busy_s = 0.0  # until when it is known to be under way, at least
         self._cancel, self._go_on, self._clock = cancel, go_on, clock
         self._loop = asyncio.get_running_loop()
         self._told: asyncio.Queue[tuple[Told, float]] = asyncio.Queue()
@@ -484,8 +485,10 @@ class Engine:
             for row in rows:
                 self._end(self._jobs[row.sequence], error)
             return
+        ended = self._clock.now()
         for row in rows:
             text = self._jobs[row.sequence].text
+            text.busy_s = ended
             if text.began_s is None:
                 text.began_s = began
                 text.num_shared = row.sequence.num_shared

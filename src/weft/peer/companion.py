@@ -2,6 +2,7 @@
 
     await companion.train(head, positions, ...)   before the learner is asked for what came of it
     await companion.announcing(payload)           before a round is told that this peer brings something
+    await companion.until_lost()                  what others were to bring is gone with them; this peer may train again
     await companion.settled(manifest, ...)        after the outer step of a round
 
 The rounds of a stage are those of any run. What is particular to it is when a step is over and which micro-batches a
@@ -61,6 +62,10 @@ class Companion(Protocol):
 
     async def announcing(self, payload: Digest | None) -> None:
         """Tell the other members what the payload is made of that this peer is about to announce; None: of nothing."""
+        ...
+
+    async def until_lost(self) -> None:
+        """Return once all who were about to bring something to the present round are gone, and what they had."""
         ...
 
     async def settled(self, manifest: Manifest, electorate: Collection[PeerId]) -> bool:

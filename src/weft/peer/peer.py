@@ -376,6 +376,8 @@ class Peer:
         others = [changing, losing]
         if self._carry.offered is None:
             others.append(asyncio.ensure_future(until_needed(rounds, self.peer)))
+            if self.context.companion is not None and not self.pausing.is_away:
+                others.append(asyncio.ensure_future(self.context.companion.until_lost()))
         try:
             await self._shutdown.unless_asked(asyncio.wait((deciding, *others), return_when=asyncio.FIRST_COMPLETED))
         finally:

@@ -7,8 +7,10 @@ Whoever stops reading ends the texts: `generate` cancels what is left when it is
 
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 from typing import Any
 
 from blake3 import blake3
@@ -336,22 +338,21 @@ class Generation:
 
     async def _next(self, told: "asyncio.Queue[Delta | Exception]") -> "Delta | Exception":
         limits = self._limits
-        is_waiting = all(under.num_drawn == 0 for under in self._texts)
-        end_s = self._read_s + (limits.max_wait_s if is_waiting else limits.max_time_s)
-        left_s = end_s - self._clock.now()
-        try:
-            if left_s <= 0:  # what waits there already would be read all the same
-                raise TimeoutError
-            async with asyncio.timeout(left_s):
-                return await told.get()
-        except TimeoutError:
-            if not is_waiting:
-                raise Fault(
-                    503, f"The answer took longer than {limits.max_time_s:g} s.", "timeout", code="timeout"
-                ) from None
-            raise unavailable(
-                f"No token came within {limits.max_wait_s:g} s: too much is asked.", "overloaded", 5.0
-            ) from None
+        end_s = self._read_s + limits.max_time_s
+        while (left_s := min(self._waits_until_s(), end_s) - self._clock.now()) > 0:
+            # what waits there already would be read all the same, without any time left
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    return await told.get()
+        if self._clock.now() >= end_s:
+            raise Fault(503, f"The answer took longer than {limits.max_time_s:g} s.", "timeout", code="timeout")
+        raise unavailable(f"Nothing was computed for {limits.max_wait_s:g} s: too much is asked.", "overloaded", 5.0)
+
+    def _waits_until_s(self) -> float:
+        """Return when the first token has been waited for long enough: a long prompt may be read for minutes."""
+        if any(under.num_drawn for under in self._texts):
+            return inf
+        return max(self._read_s, *(under.text.busy_s for under in self._texts)) + self._limits.max_wait_s
 
     async def _follow(self, under: _Under, told: "asyncio.Queue[Delta | Exception]") -> None:
         reason = "error"

@@ -82,7 +82,9 @@ class Limits(config.Config, frozen=True, kw_only=True):
     concurrent_per_address: Annotated[
         int, Meta(ge=1, description="Requests under way from one address of another machine, where there are no keys.")
     ] = 4
-    max_wait_s: Annotated[float, Meta(gt=0, description="How long a request may wait for its first token.")] = 60.0
+    max_wait_s: Annotated[
+        float, Meta(gt=0, description="How long nothing may be computed of a request before its first token.")
+    ] = 60.0
     max_time_s: Annotated[float, Meta(gt=0, description="How long an answer may take.")] = 600.0
     still_s: Annotated[float, Meta(gt=0, description="After how long without a token a comment is sent.")] = 15.0
 

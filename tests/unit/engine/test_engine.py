@@ -260,6 +260,18 @@ def mean_of(prompt: list[int]) -> torch.Tensor:
         return assemble(CONFIG, vector_of(CONFIG)).features(torch.tensor([prompt]), None)[0].mean(0)
 
 
+async def test_a_text_is_under_way_with_each_piece_of_its_prompt() -> None:
+    busy = list[float]()
+    engine = made(on_step=lambda *_: busy.append(text.busy_s))
+    try:
+        text = engine.begin(wanted(text_of(300, 7), 1))
+        assert len(await whole(text)) == 1
+    finally:
+        engine.close()
+    assert len(busy) > 1
+    assert 0 < busy[0] < busy[-1] <= text.came_s
+
+
 async def test_a_mean_of_hidden_states_is_that_of_the_model_beside_texts_that_are_drawn(engine: Engine) -> None:
     drawn = [wanted(prompt, seed=number, temperature=0.9) for number, prompt in enumerate(PROMPTS)]
     alone = await asyncio.gather(*(whole(engine.begin(each)) for each in drawn))

@@ -19,7 +19,8 @@ from weft.serve.generation import Model
 from weft.serve.keys import Key, Limits
 
 ENDED = object()  # in a script: somebody else ends the text, not who reads it
-Script = str | list[Any]  # text, or texts, tokens, exceptions, seconds to wait, ENDED
+READ = object()  # likewise: something of the prompt was computed
+Script = str | list[Any]  # text, or texts, tokens, exceptions, seconds to wait, ENDED, READ
 
 
 class ScriptedText:
@@ -30,6 +31,7 @@ class ScriptedText:
         self.num_unread = 0
         self.came_s = self._began_s = SystemClock().now()
         self.began_s: float | None = None
+        self.busy_s = 0.0
         self.mean = np.array([len(wanted.prompt), 1, 0], dtype=np.float32) if wanted.is_mean else None
         self.is_cancelled = False
         self._engine = engine
@@ -53,6 +55,9 @@ class ScriptedText:
         step = next(self._steps, None)
         if isinstance(step, float):
             await asyncio.sleep(step)
+            return await self.__anext__()
+        if step is READ:
+            self.busy_s = SystemClock().now()
             return await self.__anext__()
         if step is ENDED:
             self._end("cancelled")

@@ -15,7 +15,7 @@ from starlette.responses import Response as Plain
 from starlette.routing import Route
 
 from unit.chat.templates import HERMES, LLAMA3, MISTRAL
-from unit.serve.scripted import ScriptedEngine, asking, scripted
+from unit.serve.scripted import READ, ScriptedEngine, asking, scripted
 from weft.chat.vocabulary import Vocabulary
 from weft.data.tokenizer import ByteTokenizer, Ids, JsonTokenizer
 from weft.engine.engine import Full
@@ -589,6 +589,18 @@ async def test_silence_is_filled_and_then_is_an_event() -> None:
         answer = await client.chat(stream=True)
         assert '"code":"timeout"' in answer.text
         assert "[DONE]" not in answer.text
+
+
+async def test_a_long_prompt_may_be_read_for_longer_than_a_request_may_wait() -> None:
+    reading = [each for _ in range(20) for each in (0.05, READ)]
+    async with asking(scripted([*reading, "x"], [READ, 5.0]), limits=Limits(max_wait_s=0.6)) as client:
+        answer = await client.chat()
+        assert answer.json()["choices"][0]["message"]["content"] == "x"
+        stuck = await client.chat()
+        assert (stuck.status_code, stuck.json()["error"]["code"]) == (503, "overloaded")
+    async with asking(scripted([*reading, "x"]), limits=Limits(max_wait_s=0.6, max_time_s=0.7)) as client:
+        late = await client.chat()
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "timeout")
 
 
 async def ask_and_go(

@@ -104,6 +104,7 @@ def test_a_text_says_whom_it_has_come_by_and_who_went_on_in_whose_place(stage: i
         moved = list[int]()
         text.on_moved = lambda: moved.append(text.course.num_mends)
         await until_running(served)
+        assert text.busy_s > served.entry.clock.now()
         before = served.path()
         while text.course.num_changes < 1 or served.entry.totals.num_drawn < 5:  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(0.001)

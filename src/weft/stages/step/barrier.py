@@ -157,6 +157,7 @@ class Reports:
         self._channel = channel
         self._look = look
         self._heard: dict[tuple[Digest, PeerId], Tallied] = {}  # the oldest first
+        self._by: dict[PeerId, bytes] = {}  # the process that each was last heard of from
         channel.on_note(Tallied, self._on_tallied)
         channel.serve(TalliedRequest, self._on_request)
 
@@ -167,7 +168,8 @@ class Reports:
             round: of the first stage, whose micro-batches these are.
         """
         note = tallied(previous, payload, round, told)
-        self._keep(self._channel.peer, note)
+        me = self._channel.peer
+        self._keep(me, note, by=me)
         for peer in self._channel.peers:
             self._channel.post(peer, note)
 
@@ -191,6 +193,19 @@ class Reports:
         notes = [] if previous is None else self._of_round(previous)
         return [note.beat for note in notes if note.payload is not None]
 
+    def is_coming(self, previous: Digest | None) -> bool:
+        """Return whether a payload that was told of is still to be announced: who told of it is there, and is the same
+        process."""
+        return any(
+            note.payload is not None and before == previous and self._is_there(peer)
+            for (before, peer), note in self._heard.items()
+        )
+
+    async def until_lost(self, previous: Digest | None) -> None:
+        """Return once whoever has told of payloads of this round is gone, with what it had."""
+        while self.is_coming(previous) or not self.brought(previous):  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(LOOK_S)
+
     async def ask_all(self, previous: Digest) -> None:
         """Hear what the others have announced before this peer was there."""
         for peer in self._channel.peers:
@@ -213,20 +228,28 @@ class Reports:
 
     async def _asked(self, previous: Digest, peer: PeerId) -> Tallied | None:
         request = TalliedRequest(previous=previous, peer=peer)
-        for other in self._channel.peers:
+        for other in sorted(
+            self._channel.peers, key=lambda each: each != peer
+        ):  # who else tells it may not know that it is gone
             answer = await self._channel.ask(other, request, TalliedAnswer, deadline_s=ASK_S)
             if answer is not None and answer.tallied is not None:
-                self._keep(peer, answer.tallied)
+                self._keep(peer, answer.tallied, by=other)
                 return answer.tallied
         return None
 
-    def _keep(self, peer: PeerId, note: Tallied) -> None:
+    def _is_there(self, peer: PeerId) -> bool:
+        me = self._channel.peer
+        return peer == me or (self._channel.is_linked(peer) and self._by.get(peer) == self._channel.instance_of(peer))
+
+    def _keep(self, peer: PeerId, note: Tallied, by: PeerId) -> None:
         self._heard[note.previous, peer] = note
+        if by == peer:
+            self._by[peer] = self._channel.instance_of(peer)
         while len(self._heard) > MAX_KEPT:
             del self._heard[next(iter(self._heard))]
 
     async def _on_tallied(self, peer: PeerId, note: Tallied) -> None:
-        self._keep(peer, note)
+        self._keep(peer, note, by=peer)
         self._look()
 
     async def _on_request(self, _peer: PeerId, request: TalliedRequest) -> TalliedAnswer:

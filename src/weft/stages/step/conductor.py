@@ -287,6 +287,9 @@ class Conductor:
         if told is not None and self._previous is not None:
             self._reports.tell(self._previous, payload, self._round or 0, told)
 
+    async def until_lost(self) -> None:
+        await self._reports.until_lost(self._previous)
+
     async def settled(self, manifest: Manifest, electorate: Collection[PeerId]) -> bool:
         part = self._part
         reports = await self._reports.reports(manifest, electorate)
@@ -314,7 +317,7 @@ class Conductor:
 
     def _is_announced(self) -> bool:
         """Whether another member of the stage has ended the step that this peer is in: it is over, by whatever name."""
-        return bool(self._reports.brought(self._previous))
+        return self._reports.is_coming(self._previous)
 
 
 class Needs:

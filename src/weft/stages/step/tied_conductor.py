@@ -99,7 +99,7 @@ class TiedConductor:
             await self._reports.ask_all(previous)
             self._next = await self._round_after(previous)
         self._previous = previous
-        await self._barrier.until(lambda: is_over() or self._has_all(bool(self._reports.brought(previous))))
+        await self._barrier.until(lambda: is_over() or self._has_all(self._reports.is_coming(previous)))
         self._num_handed = 0
 
     def _has_all(self, is_announced: bool) -> bool:
@@ -120,6 +120,9 @@ class TiedConductor:
         if self._previous is not None:
             last = max(self._ends.values(), default=NOTHING)
             self._reports.tell(self._previous, payload, max(last, 0), Told(NONE, NONE))
+
+    async def until_lost(self) -> None:
+        await self._reports.until_lost(self._previous)
 
     async def settled(self, manifest: Manifest, electorate: Collection[PeerId]) -> bool:  # noqa: ARG002
         self._next = max(self._reports.brought(manifest.previous), default=self._next) + 1

@@ -410,8 +410,9 @@ class UnderWay:
         self._stop_waiting()
         state = self._state
         assert state is not None
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._patience_s(state), self.hear, machine.Overdue(state.attempt))
+        loop, patience_s = asyncio.get_running_loop(), self._patience_s(state)
+        self._timer = loop.call_later(patience_s, self.hear, machine.Overdue(state.attempt))
+        self.text.busy_s = self._entry.clock.now() + patience_s
 
     def _patience_s(self, state: machine.Text) -> float:
         paths = self._entry.paths

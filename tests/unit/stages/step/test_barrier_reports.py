@@ -21,6 +21,13 @@ class Channel:
         self.peer, self.peers = A, (B, C)
         self.posted: list[tuple[PeerId, Any]] = []
         self.handlers: dict[type, Any] = {}
+        self.processes = {B: b"1", C: b"1"}
+
+    def is_linked(self, peer: PeerId) -> bool:
+        return peer in self.peers
+
+    def instance_of(self, peer: PeerId) -> bytes:
+        return self.processes[peer] if peer in self.peers else b""
 
     def post(self, peer: PeerId, note: Any) -> None:
         self.posted.append((peer, note))
@@ -46,6 +53,28 @@ async def test_what_is_told_reaches_all_and_is_known_here() -> None:
     assert looks == [1]
     assert (notes.brought(BEFORE), sorted(notes.rounds(BEFORE))) == ([7], [7, 8])
     assert notes.of(BEFORE, [A, B, C]).keys() == {A, B}
+
+
+async def test_what_was_told_is_not_to_come_once_who_told_it_is_gone_or_has_started_again() -> None:
+    channel = Channel()
+    notes = Reports(channel, lambda: None)  # type: ignore[arg-type]
+    lost = asyncio.ensure_future(notes.until_lost(BEFORE))
+    await channel.handlers[Tallied](B, tallied(BEFORE, PAYLOAD, 8, SOME))
+    assert notes.is_coming(BEFORE)
+    assert not notes.is_coming(OTHER)
+    channel.peers = (C,)
+    assert not notes.is_coming(BEFORE)
+    channel.peers = (B, C)
+    assert notes.is_coming(BEFORE), "its link was away, and it is the same"
+    channel.processes[B] = b"2"
+    assert not notes.is_coming(BEFORE)
+    assert notes.brought(BEFORE) == [8], "a round may have counted it"
+    await asyncio.wait_for(lost, 5.0)
+    await channel.handlers[Tallied](B, tallied(BEFORE, OTHER, 8, SOME))
+    assert notes.is_coming(BEFORE)
+    notes.tell(BEFORE, PAYLOAD, 8, SOME)
+    channel.peers = ()
+    assert notes.is_coming(BEFORE), "this peer brings something itself"
 
 
 async def test_a_report_counts_where_the_manifest_has_that_payload() -> None:
