@@ -30,8 +30,7 @@ from weft import rng
 from weft.clock import SystemClock
 from weft.config import from_tree
 from weft.data.batch import Batches
-from weft.peer.audit.auditor import distance
-from weft.peer.audit.steps import LOCAL, state_of
+from weft.peer.audit.steps import LOCAL, distance, state_of
 from weft.run.config import RunConfig, RunFile
 from weft.run.genesis import initial, seal
 from weft.run.machine import PeerConfig

@@ -20,7 +20,8 @@ from weft.config import alike
 from weft.events import AuditorDoubted, Emit, MergeAudited, MergeDoubted, WorkAudited, WorkDoubted
 from weft.ids import Digest, PeerId, Round
 from weft.net.messages import MAX_REASON_CHARS
-from weft.peer.audit.auditor import Audit, Auditor
+from weft.peer.audit.auditor import Auditor
+from weft.peer.audit.checks import Audit
 from weft.peer.audit.counters import Counters
 from weft.peer.audit.heads import Heads
 from weft.peer.audit.kept import Kept

@@ -13,8 +13,9 @@ from unit.peer.audit.test_heads import STATE, a_row
 from unit.sync.test_governance_audits import ACCUSED, OTHERS, finding
 from weft.clock import VirtualClock
 from weft.ids import Digest, Round, Tokens
-from weft.peer.audit import auditor
-from weft.peer.audit.auditor import Audit, Auditor, NotShown
+from weft.peer.audit import checks
+from weft.peer.audit.auditor import Auditor
+from weft.peer.audit.checks import Audit, Checks, NotShown
 from weft.peer.audit.heads import Heads
 from weft.peer.audit.outcome import ANSWER_S, Found
 from weft.peer.messages import AuditAnswer
@@ -59,8 +60,8 @@ def test_a_work_that_is_doubted_while_it_is_asked_for_is_audited_as_it_was_drawn
         await asyncio.sleep(1.0)
         return WORK
 
-    monkeypatch.setattr(auditor, "shape_of", lambda _trainer: ())
-    monkeypatch.setattr(auditor, "StateClient", lambda *_: None)
+    monkeypatch.setattr(checks, "shape_of", lambda _trainer: ())
+    monkeypatch.setattr(checks, "StateClient", lambda *_: None)
     monkeypatch.setattr(
         Auditor, "_begin", lambda _self, _round, _name, _work, link, ticket: begun.append((ticket.signer, link.before))
     )
@@ -104,13 +105,15 @@ def test_a_worker_that_answers_for_ever_and_lets_nothing_be_fetched_has_not_answ
     async def nothing(_self: Any, _audit: Any, _answer: Any) -> Any:
         raise NotShown("no chunk comes")
 
-    for name, each in (("_asked", answers), ("_made", nothing), ("_check_claim", lambda _self, _work: None)):
+    for name, each in (("_asked", answers), ("_made", nothing)):
         monkeypatch.setattr(Auditor, name, each)
-    monkeypatch.setattr(auditor, "shape_of", lambda _trainer: ())
-    monkeypatch.setattr(auditor, "StateClient", lambda *_: None)
+    monkeypatch.setattr(Checks, "claim", lambda _self, _audit: None)
+    monkeypatch.setattr(checks, "shape_of", lambda _trainer: ())
+    monkeypatch.setattr(checks, "StateClient", lambda *_: None)
     head = SimpleNamespace(round=1)
     base = SimpleNamespace(electorate=(ACCUSED,))
-    rounds: Any = SimpleNamespace(chain=SimpleNamespace(head=head, base=base, charter=charter()))
+    chain = SimpleNamespace(head=head, base=base, charter=charter())
+    rounds: Any = SimpleNamespace(chain=chain, works=None)
     context: Any = SimpleNamespace(node=SimpleNamespace(peer=ME.peer), clock=clock, compute=None)
     opened = list[Any]()
     sealing: Any = SimpleNamespace(open=lambda *given: opened.append(given))
