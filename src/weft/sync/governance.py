@@ -399,23 +399,24 @@ def _judge(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
     first, charter = verdicts[0], before.charter
     if charter.audits is UNSET:
         raise Void("nobody's work is audited in this run")
-    if not are_judges(voters, body.electorate, PeerId(first.peer)):
-        raise Void("only other members judge a member's work, and each once")
+    judges = quarantine.judges(charter, body.electorate, PeerId(first.peer))
+    if not are_judges(voters, judges, PeerId(first.peer)):
+        raise Void("only other members judge a member's work, none that is in quarantine, and each once")
     named = {(each.run, each.peer, each.round, each.work) for each in verdicts}
     outcomes = {each.outcome for each in verdicts}
     if named != {(body.run, first.peer, first.round, first.work)} or ("equal" in outcomes and len(outcomes) > 1):
         raise Void("the verdicts are not on one work in this run, or some find no fault with it")
     if outcomes == {"equal"}:
         return _cleared(before, body, first, voters)
-    if not is_majority(len(voters), len(body.electorate)):
-        raise Void(f"{len(voters)} of {len(body.electorate)} members are not a majority")
+    if not is_majority(len(voters), len(judges)):
+        raise Void(f"{len(voters)} of {len(judges)} members that judge it are not a majority")
     if outcomes == {"differs"} and may_note_false(charter, PeerId(first.peer), first.round):
-        noted = _with_false(before, body, verdicts)
+        noted = _with_false(before, len(judges), verdicts)
         if noted == before:
             raise Void(f"{short(first.peer)} was banned already for that")
         return noted
     if outcomes == {"differs"}:
-        return _with_false(_banned_as_liar(before, body, PeerId(first.peer), first.round), body, verdicts)
+        return _with_false(_banned_as_liar(before, body, PeerId(first.peer), first.round), len(judges), verdicts)
     return _unanswered(before, body, PeerId(first.peer), first.round)
 
 
@@ -431,11 +432,11 @@ def _cleared(before: Enacted, body: Body, first: acts.Finding, voters: Sequence[
     return replaced(before, charter=quarantine.clear(charter, PeerId(first.peer)))
 
 
-def _with_false(struck: Enacted, body: Body, verdicts: Sequence[acts.Finding]) -> Enacted:
-    """Note what is to be taken out again, where more than half of the electorate say alike what was counted."""
+def _with_false(struck: Enacted, num_judges: int, verdicts: Sequence[acts.Finding]) -> Enacted:
+    """Note what is to be taken out again, where more than half of the judges say alike what was counted."""
     first = verdicts[0]
     for weighed, num in Counter(each.weighed for each in verdicts).items():
-        if weighed is not UNSET and is_majority(num, len(body.electorate)):
+        if weighed is not UNSET and is_majority(num, num_judges):
             charter = counters.with_false(struck.charter, PeerId(first.peer), first.round, weighed)
             return replaced(struck, charter=charter)
     return struck
@@ -452,9 +453,9 @@ def is_majority(num_voters: int, num_electors: int) -> bool:
     return 2 * num_voters > num_electors
 
 
-def are_judges(voters: Sequence[PeerId], electorate: Sequence[PeerId], peer: PeerId) -> bool:
-    """Return whether these, ascending, are other members than the one that is judged, and each once."""
-    return list(voters) == sorted(set(voters)) and set(voters) <= set(electorate) - {peer}
+def are_judges(voters: Sequence[PeerId], judges: Sequence[PeerId], peer: PeerId) -> bool:
+    """Return whether these, ascending, are judges, others than the one that is judged, and each once."""
+    return list(voters) == sorted(set(voters)) and set(voters) <= set(judges) - {peer}
 
 
 def is_counted(charter: Charter, peer: PeerId, round: Round) -> bool:

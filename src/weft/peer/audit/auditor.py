@@ -20,7 +20,7 @@ Failure:
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -119,9 +119,7 @@ class Auditor:
         self._begun: dict[tuple[Digest, int], None] = {}  # works and states before steps: each is looked at once
         self._sought = dict[Digest, dict[PeerId, OnWork]]()  # works that are asked for, and whose tickets wait for them
 
-    def follow(
-        self, manifest: Manifest, ticket: Signed, electorate: Sequence[PeerId], times: Callable[[PeerId], float]
-    ) -> None:
+    def follow(self, manifest: Manifest, ticket: Signed, times: Callable[[PeerId], float]) -> None:
         """Draw which works this peer audits of a round that is decided, and whose outer step is made.
 
         Args:
@@ -135,10 +133,11 @@ class Auditor:
                 continue
             if name not in held and self._heads.held_in(name) is not None:
                 continue  # it was looked at as it waited
-            rate = len(electorate) - 1.0 if name in held else times(peer) * audits.rate
-            if drawn(ticket.signature, name, rate, len(electorate), 1) is None:
+            judges = self._heads.judges(digest_of(manifest), peer)
+            rate = len(judges) - 1.0 if name in held else times(peer) * audits.rate
+            if me not in judges or drawn(ticket.signature, name, rate, len(judges), 1) is None:
                 continue
-            begin = partial(self._drawn, manifest.round, name, ticket, rate, len(electorate), audits.trace_every)
+            begin = partial(self._drawn, manifest.round, name, ticket, rate, len(judges), audits.trace_every)
             if (work := self._rounds.works.known(name)) is not None:
                 begin(work)
             else:

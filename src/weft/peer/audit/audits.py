@@ -181,8 +181,8 @@ class Audits:
         if self._replica.charter.audits and me in electorate and not is_old:
             draw = Draw(run=manifest.run, branch=manifest.branch, round=manifest.round, manifest=name)
             ticket = seal(self._context.identity, draw)
-            self._taken.auditor.follow(manifest, ticket, electorate, self.suspicion.times)
-            self._taken.merges.follow(manifest, ticket, electorate, self.suspicion.times)
+            self._taken.auditor.follow(manifest, ticket, self.suspicion.times)
+            self._taken.merges.follow(manifest, ticket, self.suspicion.times)
 
     def _hear_again(self) -> None:
         """Look into what others have found: this peer may not have known the work, or the round."""

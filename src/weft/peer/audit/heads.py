@@ -8,6 +8,7 @@ from weft.events import Emit, Notice
 from weft.ids import Digest, PeerId, Round
 from weft.store.home import RecordFile
 from weft.sync.merge.method import OUTER
+from weft.sync.records import quarantine
 from weft.sync.records.charter import Charter
 from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
 from weft.sync.records.messages import Manifest, own_work, works_in
@@ -130,6 +131,14 @@ class Heads:
 
     def electorate(self, manifest: Digest) -> tuple[PeerId, ...]:
         """Return who decided a manifest; nobody: that is not known here."""
-        found = self._kept.get(manifest)
-        before = None if found is None else self._kept.get(Digest(found.manifest.previous))
+        before = self._before(manifest)
         return () if before is None else before.manifest.members
+
+    def judges(self, manifest: Digest, peer: PeerId) -> tuple[PeerId, ...]:
+        """Return who may be drawn to look at what a manifest names of a member; nobody: that is not known here."""
+        before = self._before(manifest)
+        return () if before is None else quarantine.judges(before.charter, before.manifest.members, peer)
+
+    def _before(self, manifest: Digest) -> Head | None:
+        found = self._kept.get(manifest)
+        return None if found is None else self._kept.get(Digest(found.manifest.previous))

@@ -50,7 +50,8 @@ def test_a_work_that_is_doubted_while_it_is_asked_for_is_audited_as_it_was_drawn
     clock, begun = VirtualClock(), list[tuple[str, int]]()
     first, second = a_row(2)
     brings = Counted(peer=ACCUSED, tokens=Tokens(800), payload=digest(b"payload"), work=NAME)
-    second = replace(second, contributions=(brings,))
+    first = replace(first, members=(ME.peer, ACCUSED))
+    second = replace(second, contributions=(brings,), previous=digest_of(first))
     rules = replace(charter(1), audits=AuditTerms(rate=1.0, trace_every=1))
     heads = Heads(tmp_path / "heads.bin", lambda _event: None)
     for each in (first, second):
@@ -82,7 +83,7 @@ def test_a_work_that_is_doubted_while_it_is_asked_for_is_audited_as_it_was_drawn
         made = Auditor(context, trainer, replica, rounds, heads, kept, sealing, tasks, lambda _audit, _found: None)
         for who, verdict in doubts:
             assert made.look_again(seal(who, verdict), verdict)
-        made.follow(second, seal(ME, draw), base.electorate, lambda _peer: 1.0)
+        made.follow(second, seal(ME, draw), lambda _peer: 1.0)
         await asyncio.sleep(5.0)
         assert len(tasks) == 0
 
