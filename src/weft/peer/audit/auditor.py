@@ -49,7 +49,7 @@ from weft.peer.audit.looking import (
 from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Found, Patience
 from weft.peer.audit.proving import of_step, shown_state
 from weft.peer.audit.sealing import Sealing
-from weft.peer.audit.steps import LOCAL, Away, repeat
+from weft.peer.audit.steps import LOCAL, Away, distance, farthest, lean, repeat, why_unlike
 from weft.peer.context import Context
 from weft.peer.messages import AuditAnswer, AuditOpened, AuditRequest, AuditSealed, NamedState
 from weft.peer.round.driver import RoundDriver
@@ -324,9 +324,12 @@ class Auditor:
         unequal = [each for each in mine if index.vector(each).chunks != own.vector(each).chunks]
         apart = await serve(lambda: {each: distance(before[each], mine[each], theirs[each]) for each in unequal})
         why = why_unlike(trust.numerics, audit.link.num_steps, apart)
+        far = None if trust.is_exact else farthest(trust.numerics, audit.link.num_steps, apart)
         if why is not None:
-            return Found("differs", why, max(apart.values()), await self._proof_of_step(audit, shown, theirs))
-        return Found("equal", distance=apart.get(LOCAL, 0.0))
+            shows = await self._proof_of_step(audit, shown, theirs)
+            return Found("differs", why, max(apart.values()), shows, far)
+        side = await serve(lambda: lean(before[LOCAL], mine[LOCAL], theirs[LOCAL]) if LOCAL in apart else 0.0)
+        return Found("equal", distance=apart.get(LOCAL, 0.0), apart=far, lean=side)
 
     async def _proof_of_step(self, audit: Audit, looked: _Shown, theirs: dict[str, Tensor]) -> Warrant | None:
         """Return what shows that the optimizer did not make a step, if it did not: by the gradient that the worker has

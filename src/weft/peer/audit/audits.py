@@ -7,17 +7,20 @@ differs, unanswered       a verdict for all members, each of whom looks for itse
                               more than half come to the same      a manifest strikes out, or counts that it did not
                                                                    answer (`weft.sync.governance`)
                               this peer finds nothing              the accuser is believed less, and then no more
+training steps that lean  who makes them is looked at more often (`weft.verify.steering`)
+far from most members     this machine rounds otherwise than they do: an event (`weft.verify.calibration`)
 a seal broken             the auditor is believed less; not opened: looked at more often (`weft.verify.seals`)
 """
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 
 from msgspec import UNSET
 
 from weft.config import alike
-from weft.events import AuditorDoubted, Emit, MergeAudited, MergeDoubted, WorkAudited, WorkDoubted
+from weft.events import AuditorDoubted, Emit, MemberStrays, MergeAudited, MergeDoubted, WorkAudited, WorkDoubted
 from weft.ids import Digest, PeerId, Round
 from weft.net.messages import MAX_REASON_CHARS
 from weft.peer.audit.auditor import Auditor
@@ -28,7 +31,7 @@ from weft.peer.audit.kept import Kept
 from weft.peer.audit.leases.starts import Starts
 from weft.peer.audit.looking import is_heard, is_told
 from weft.peer.audit.merges import Merge, Merges
-from weft.peer.audit.outcome import ANSWER_ROUNDS, Found
+from weft.peer.audit.outcome import ANSWER_ROUNDS, Found, unlike_told
 from weft.peer.audit.sealing import Broken, Sealing
 from weft.peer.audit.trace import Trace
 from weft.peer.audit.worker import Worker
@@ -36,6 +39,7 @@ from weft.peer.context import Context
 from weft.peer.round.driver import RoundDriver
 from weft.peer.state.carry import Carry
 from weft.peer.state.replica import Replica
+from weft.run.trust import AuditedTrust
 from weft.sync.governance import findings_in
 from weft.sync.merge.reduce import EncodedPart
 from weft.sync.records import quarantine
@@ -45,10 +49,15 @@ from weft.sync.records.index import StateIndex
 from weft.sync.records.messages import Counted, Manifest, payload_of
 from weft.tasks import Tasks
 from weft.training.trainer import Trainer
+from weft.verify.calibration import Apart, Calibration, Unlike
 from weft.verify.draw import Draw
 from weft.verify.evidence.evidence import Lie
+from weft.verify.judge import threshold
+from weft.verify.steering import Steering
 from weft.verify.suspicion import Suspicion
 from weft.wire import Signed, digest_of, seal
+
+STEPS = "steps"  # of which somebody strays
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,9 @@ class Audits:
         self._num_false = Counter[PeerId]()
         self._has_gone_on = False
         self.suspicion = Suspicion()
+        self._steering = Steering()
+        self._calibration = Calibration()
+        self._told_unlike: Unlike | None = None
 
     @property
     def is_awaited(self) -> bool:
@@ -172,6 +184,8 @@ class Audits:
     def _decided(self, manifest: Manifest) -> None:
         counted = [PeerId(each.peer) for each in manifest.contributions if each.work is not UNSET]
         self.suspicion.decided(manifest.round, manifest.members, counted)
+        self._steering.decided(manifest.members)
+        self._calibration.decided(manifest.members)
 
     def _draw(self, manifest: Manifest) -> None:
         assert self._taken is not None
@@ -227,12 +241,44 @@ class Audits:
         else:
             self._context.emit(told)
         peer, taken = PeerId(audit.work.peer), self._taken
+        self._compared(audit, peer, found)
         if taken is not None and taken.auditor.is_awaited(audit):
             if found.outcome == "unanswered":
                 return  # it is not counted
             if found.outcome == "equal":
                 self._tell(peer, audit.round, audit.name, audit.link.before, found)
         self._conclude(peer, audit.round, audit.name, audit.link.before, found, audit.accuser)
+
+    def _compared(self, audit: Audit, peer: PeerId, found: Found) -> None:
+        """Note how near this machine came to a member's training steps, and on which side."""
+        trust, num_steps = self._replica.run.trust, audit.link.num_steps
+        if not isinstance(trust, AuditedTrust) or trust.is_exact:
+            return
+        held = threshold(trust.numerics, num_steps)
+        if found.outcome == "equal":
+            self._note_lean(audit, peer, found.lean, held)
+        if found.outcome == "equal" or found.apart is not None:
+            self._note_apart(peer, found.apart or Apart(0.0, held))
+
+    def _note_lean(self, audit: Audit, peer: PeerId, lean: float, held: float) -> None:
+        steered = self._steering.note(peer, lean, held)
+        if steered is not None:
+            self.suspicion.strays(peer, STEPS, steered.is_back)
+            strays = MemberStrays(
+                member=peer, round=audit.round, what=STEPS, value=steered.mean, usual=0.0, is_back=steered.is_back
+            )
+            self._context.emit(strays)
+
+    def _note_apart(self, peer: PeerId, apart: Apart) -> None:
+        if not isfinite(apart.distance):
+            return  # no machine rounds like that
+        self._calibration.note(peer, apart)
+        unlike = self._calibration.unlike
+        if unlike is None or not unlike.is_this:
+            return
+        if not self._told_unlike or (unlike.is_beyond and not self._told_unlike.is_beyond):
+            self._told_unlike = unlike
+            self._context.emit(unlike_told(unlike))
 
     def _proven(self, lie: Lie, _warrant: Warrant) -> None:
         """Say what a round has counted of work that is proven to be false: evidence does not tell."""

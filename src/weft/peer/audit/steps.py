@@ -20,6 +20,7 @@ from weft.sync.merge.reduce import encode_payload
 from weft.sync.records.parts import cut
 from weft.sync.records.work import Segment
 from weft.training.trainer import Trainer
+from weft.verify.calibration import Apart
 from weft.verify.judge import Numerics, threshold, threshold_of_moments
 from weft.wire import Buffer, digest_of
 
@@ -134,6 +135,24 @@ def distance(before: Tensor, mine: Tensor, theirs: Tensor) -> float:
     if not isfinite(apart):
         return inf
     return apart / moved if moved else inf if apart else 0.0
+
+
+def lean(before: Tensor, mine: Tensor, theirs: Tensor) -> float:
+    """Return by how much their steps are longer than this machine's, along both (`weft.verify.steering`)."""
+    apart, along = (theirs - mine).double(), (mine - before).double().add_(theirs - before).div_(2)
+    found = float(apart.dot(along) / along.dot(along))
+    return found if isfinite(found) else 0.0
+
+
+def farthest(numerics: Numerics, num_steps: int, apart: Mapping[str, float]) -> Apart:
+    """Return how far a state lies from what this machine comes to, by the vector that lies farthest.
+
+    Args:
+        apart: by vector, where one differs.
+    """
+    parameters, memory = threshold(numerics, num_steps), threshold_of_moments(numerics, num_steps)
+    measured = [Apart(far, parameters if name == LOCAL else memory) for name, far in apart.items()]
+    return max(measured, key=lambda each: each.share, default=Apart(0.0, parameters))
 
 
 def why_unlike(numerics: Numerics, num_steps: int, apart: Mapping[str, float]) -> str | None:
