@@ -28,7 +28,7 @@ def test_who_steers_within_what_is_held_for_honest_is_suspected_and_not_judged(m
     swarm.run(scenario)
     a, b, c = (swarm.member(name) for name in "abc")
     for life in (a.life, b.life):
-        (strays,) = life.seen(MemberStrays)
+        (strays,) = [each for each in life.seen(MemberStrays) if each.what == "steps"]
         assert (strays.member, strays.what, strays.is_back) == (c.id, "steps", False)
         assert strays.value == pytest.approx(5e-5, rel=0.5)
         assert strays.round > 20

@@ -323,8 +323,8 @@ class Auditor:
         theirs = await self._checks.pulled(audit, index)
         unequal = [each for each in mine if index.vector(each).chunks != own.vector(each).chunks]
         apart = await serve(lambda: {each: distance(before[each], mine[each], theirs[each]) for each in unequal})
-        why = why_unlike(trust.numerics, audit.link.num_steps, apart)
-        far = None if trust.is_exact else farthest(trust.numerics, audit.link.num_steps, apart)
+        why = why_unlike(trust.numerics, audit.link.num_steps, apart, is_new=audit.is_new)
+        far = None if trust.is_exact else farthest(trust.numerics, audit.link.num_steps, apart, is_new=audit.is_new)
         if why is not None:
             shows = await self._proof_of_step(audit, shown, theirs)
             return Found("differs", why, max(apart.values()), shows, far)

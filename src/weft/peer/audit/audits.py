@@ -254,7 +254,7 @@ class Audits:
         trust, num_steps = self._replica.run.trust, audit.link.num_steps
         if not isinstance(trust, AuditedTrust) or trust.is_exact:
             return
-        held = threshold(trust.numerics, num_steps)
+        held = threshold(trust.numerics, num_steps, is_new=audit.is_new)
         if found.outcome == "equal":
             self._note_lean(audit, peer, found.lean, held)
         if found.outcome == "equal" or found.apart is not None:

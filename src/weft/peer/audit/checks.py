@@ -52,6 +52,11 @@ class Audit:
     ticket: Signed  # its own draw, or another's verdict
     accuser: PeerId | None = None  # who says that the steps differ
 
+    @property
+    def is_new(self) -> bool:
+        """Whether the first of the steps is the first of an optimizer."""
+        return not (self.work.num_before or self.link.segment or self.link.first)
+
 
 class NotShown(Exception):
     """The worker does not show what it named, or not yet."""

@@ -144,24 +144,26 @@ def lean(before: Tensor, mine: Tensor, theirs: Tensor) -> float:
     return found if isfinite(found) else 0.0
 
 
-def farthest(numerics: Numerics, num_steps: int, apart: Mapping[str, float]) -> Apart:
+def farthest(numerics: Numerics, num_steps: int, apart: Mapping[str, float], *, is_new: bool = False) -> Apart:
     """Return how far a state lies from what this machine comes to, by the vector that lies farthest.
 
     Args:
         apart: by vector, where one differs.
+        is_new: the first of the steps is the first of an optimizer.
     """
-    parameters, memory = threshold(numerics, num_steps), threshold_of_moments(numerics, num_steps)
+    parameters, memory = threshold(numerics, num_steps, is_new=is_new), threshold_of_moments(numerics, num_steps)
     measured = [Apart(far, parameters if name == LOCAL else memory) for name, far in apart.items()]
     return max(measured, key=lambda each: each.share, default=Apart(0.0, parameters))
 
 
-def why_unlike(numerics: Numerics, num_steps: int, apart: Mapping[str, float]) -> str | None:
+def why_unlike(numerics: Numerics, num_steps: int, apart: Mapping[str, float], *, is_new: bool = False) -> str | None:
     """Return what an honest machine does not come to by so many steps; None: nothing.
 
     Args:
         apart: by vector of a state, the distance from what this machine comes to.
+        is_new: the first of the steps is the first of an optimizer.
     """
-    parameters, memory = threshold(numerics, num_steps), threshold_of_moments(numerics, num_steps)
+    parameters, memory = threshold(numerics, num_steps, is_new=is_new), threshold_of_moments(numerics, num_steps)
     wrong = [name for name, far in apart.items() if not far <= (parameters if name == LOCAL else memory)]
     if not wrong:
         return None

@@ -151,7 +151,8 @@ class EntryCheck:
         """Note how near this machine came to a lease, where that is a matter of rounding."""
         is_measured = found.outcome != "differs" or 0.0 < found.distance < inf
         if not self._trust.is_exact and is_measured:
-            calibration.note(peer, Apart(found.distance, threshold(self._trust.numerics, max(found.num_steps, 1))))
+            held = found.held or threshold(self._trust.numerics, max(found.num_steps, 1))
+            calibration.note(peer, Apart(found.distance, held))
 
     def _calibrated(self, calibration: Calibration) -> None:
         """Say so where this machine came less near than honest machines usually do.

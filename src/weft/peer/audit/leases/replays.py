@@ -16,7 +16,7 @@ of who signed (`DataError`), and what does, and is not so, is (`differs`).
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -50,7 +50,7 @@ from weft.training.device import first_line
 from weft.training.learner import nothing
 from weft.training.trainer import Trainer
 from weft.verify.evidence.works import false_by_words, false_claim
-from weft.verify.judge import Numerics
+from weft.verify.judge import Numerics, threshold
 from weft.wire import Buffer, decode, digest, digest_of
 
 Outcome = Literal["equal", "near", "differs", "unknown"]
@@ -66,6 +66,7 @@ class Replayed:
         segment: its number in the work.
         outcome: equal bits; or as near as honest machines are; or not. Unknown: it cannot be told here.
         distance: of the parameters, relative to what the steps changed.
+        held: how far they may lie apart; 0: the bits are equal, or nothing was compared.
     """
 
     segment: int
@@ -73,6 +74,7 @@ class Replayed:
     outcome: Outcome
     why: str = ""
     distance: float = 0.0
+    held: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,10 @@ class Case:
     def is_derived(self) -> bool:
         """Whether what it began with can be had without its peer."""
         return self.work.follows is None or (self.before is not None and self.before.ended is not None)
+
+    def is_new(self, number: int) -> bool:
+        """Return whether the first step of a segment is the first of an optimizer."""
+        return not number and not self.work.num_before
 
     def of(self, number: int, outcome: Outcome, why: str = "", distance: float = 0.0) -> Replayed:
         """Return what came of a segment."""
@@ -282,7 +288,8 @@ class Replays:
             is_kept = digest_of(state_index(moved)) == shown.begins[number].state
         else:
             apart = {name: distance(last.begin[name], moved[name], begin[name]) for name in moved}
-            is_kept = why_unlike(self._numerics, max(num_steps, 1), apart) is None
+            is_new = case.is_new(number - 1)
+            is_kept = why_unlike(self._numerics, max(num_steps, 1), apart, is_new=is_new) is None
         if not is_kept:
             raise _Differs("it did not keep what it had when it was moved to other parameters")
 
@@ -302,9 +309,11 @@ class Replays:
                 return case.of(number, "unknown", "what it ended with is not here to compare")
             theirs = found
         apart = {name: distance(made.begin[name], mine[name], theirs[name]) for name in theirs}
-        if (why := why_unlike(self._numerics, segment.num_steps, apart)) is not None:
-            return case.of(number, "differs", why, max(apart.values()))
-        return case.of(number, "near", distance=apart[LOCAL])
+        is_new, num_steps = case.is_new(number), max(segment.num_steps, 1)
+        held = threshold(self._numerics, num_steps, is_new=is_new)
+        if (why := why_unlike(self._numerics, num_steps, apart, is_new=is_new)) is not None:
+            return replace(case.of(number, "differs", why, max(apart.values())), held=held)
+        return replace(case.of(number, "near", distance=apart[LOCAL]), held=held)
 
     # --- from the work before ---
 
