@@ -264,4 +264,6 @@ def test_newcomers_that_audit_nothing_keep_settled_members_from_striking_nobody_
         one_replica(await swarm.done(*members[:2]))
 
     swarm.run(scenario)
-    assert struck_out(swarm, "c").startswith("it came to other")
+    found = [event for life in swarm.lives for event in life.seen(ActEnacted) if event.kind == "strike out"]
+    assert {event.subject for event in found} == {swarm.member("c").id}
+    assert all(event.reason.startswith("it came to other") for event in found)
