@@ -28,6 +28,7 @@ from weft.peer.audit.checks import Audit
 from weft.peer.audit.counters import Counters
 from weft.peer.audit.heads import Heads
 from weft.peer.audit.kept import Kept
+from weft.peer.audit.leases.earlier import Earlier
 from weft.peer.audit.leases.starts import Starts
 from weft.peer.audit.looking import is_heard, is_told
 from weft.peer.audit.merges import Merge, Merges
@@ -90,6 +91,7 @@ class Audits:
         self._sealing = Sealing(context, replica, self._seal_broken)
         self._worker = Worker(context, trainer, replica, self.trace, self.heads, self._sealing, tasks)
         self._starts = Starts(context, self.trace)
+        self.earlier = Earlier(context, replica, self.heads, self.trace)
         self._taken: _Taken | None = None
         self._num_false = Counter[PeerId]()
         self._has_gone_on = False
@@ -118,12 +120,15 @@ class Audits:
         for work in self.trace.works:  # others may have been started again, too
             rounds.works.keep(work)
         self._sealing.begin(rounds.works)
+        rounds.go_back_by(self.earlier)
         rounds.acts.on_verdict(self._heard)
         rounds.acts.on_lie(self._proven)
 
     def note(self, manifest: Manifest, charter: Charter, state: StateIndex) -> None:
         """Note that the replicated vectors after a manifest, this peer's head, are those of an index."""
         self.heads.note(manifest, charter, state, self._context.clock.now())
+        if (head := self.heads.known(digest_of(manifest))) is not None:
+            self.earlier.note(head)
         if self._taken is not None and not self._has_gone_on:
             self._has_gone_on = True
             self._go_on(self._taken.rounds, manifest)
@@ -164,6 +169,7 @@ class Audits:
         async with self._context.learner_lock:
             await compute.train(self.trace.close)
             await compute.serve(settle)
+            self.earlier.forget()
             await compute.train(lambda: self.trace.settle(manifest, counted, is_offered))
             self._carry.is_held = quarantine.has_held(self._replica.charter, self._context.node.peer)
 

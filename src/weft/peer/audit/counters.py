@@ -44,6 +44,7 @@ from weft.sync.records.acts import Weighed
 from weft.sync.records.charter import Charter, FalseWork
 from weft.sync.records.counters import WITHIN, due, of, why_none
 from weft.sync.records.messages import Certificate, Collect, Manifest, next_base, parts_in
+from weft.sync.records.rewinds import is_dropped
 from weft.sync.round.shares import is_plain, weighed
 from weft.wire import MAX_RECORD_NBYTES, Buffer, decode, digest_of, encode
 
@@ -221,7 +222,8 @@ class Counters:
 
     def _tell_struck_out(self, manifest: Manifest, peer: PeerId, round: Round, work: Digest) -> None:
         """Say where nothing can be taken out of what a key has just been struck out for: training steps, not a part."""
-        if (known := self._counted(round, work)) is None:
+        known = self._counted(round, work)
+        if known is None or is_dropped(self._replica.charter, round):
             return
         false = of(self._replica.charter, peer)
         if false is None or false.round != round:
@@ -233,7 +235,7 @@ class Counters:
         """Say where nothing can be taken out of work that is proven false: else verdicts say what is."""
         round = self._heads.counted_in(work)
         known = None if round is None else self._counted(round, work)
-        if round is None or known is None:
+        if round is None or known is None or is_dropped(self._replica.charter, round):
             return
         if (why := why_not(*known)) or manifest.round > round + WITHIN:
             self._tell_stays(manifest, peer, round, why or UNSAID)
@@ -244,7 +246,7 @@ class Counters:
         said = {(each.peer, each.round) for each in self._replica.charter.false_works or ()}
         for peer, work in dict.fromkeys(_proven(each.manifest for each in last)):
             known = self._counted(round, work) if (peer, round) not in said else None
-            if known is not None and not why_not(*known):
+            if known is not None and not why_not(*known) and not is_dropped(self._replica.charter, round):
                 self._tell_stays(manifest, peer, round, UNSAID)
 
     def _why(self, false: FalseWork) -> str:

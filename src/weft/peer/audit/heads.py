@@ -3,6 +3,8 @@ digests of the outer parameters then. The last of them are on disk: who is start
 
 from pathlib import Path
 
+from msgspec import UNSET, UnsetType
+
 from weft.errors import DataError, DiskFull
 from weft.events import Emit, Notice
 from weft.ids import Digest, PeerId, Round
@@ -22,6 +24,14 @@ class Head(Record, frozen=True, kw_only=True):
     manifest: Manifest
     charter: Charter
     outer: VectorIndex
+    memory: tuple[VectorIndex, ...] | UnsetType = UNSET  # the other replicated vectors; unset: they are not known
+
+    @property
+    def index(self) -> StateIndex | None:
+        """What the state after the manifest is called by; None: it is not known."""
+        if self.memory is UNSET:
+            return None
+        return StateIndex(vectors=tuple(sorted((self.outer, *self.memory), key=lambda each: each.name)))
 
 
 class _Newest(Record, frozen=True, kw_only=True):
@@ -50,7 +60,7 @@ class Heads:
         if digest_of(manifest) in self._kept:
             return
         outer = state.vector(OUTER)
-        self._keep(Head(manifest=manifest, charter=charter, outer=outer))
+        self._keep(Head(manifest=manifest, charter=charter, outer=outer, memory=state.without(OUTER)))
         for forgotten_round in list(self._noted_at)[:-MAX_KEPT]:
             del self._noted_at[forgotten_round]
         for forgotten in list(self._kept)[:-MAX_KEPT]:
@@ -77,6 +87,10 @@ class Heads:
         self._kept.clear()
         self._counted.clear()
         self._held.clear()
+
+    def newest(self, num: int) -> list[Head]:
+        """Return the last so many, oldest first."""
+        return list(self._kept.values())[-num:]
 
     def known(self, manifest: Digest) -> Head | None:
         return self._kept.get(manifest)

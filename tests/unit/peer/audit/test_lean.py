@@ -62,7 +62,7 @@ def test_steps_of_another_honest_machine_are_not_on_one_side_and_those_of_who_st
     for number in range(NUM):
         states.append(step(honest, states[-1], number))
     torch.save(states, tmp_path / "states.pt")
-    environment = os.environ | setting | {"PYTHONPATH": f"{TESTS.parent / 'src'}:{TESTS}"}
+    environment = os.environ | setting | {"OMP_WAIT_POLICY": "passive", "PYTHONPATH": f"{TESTS.parent / 'src'}:{TESTS}"}
     command = [sys.executable, "-P", str(Path(__file__).with_name("lean_program.py"))]
     subprocess.run([*command, str(tmp_path), str(num_threads), numerics], env=environment, check=True, timeout=120)
     mine, theirs = [each[LOCAL] for each in states[1:]], [each[LOCAL] for each in torch.load(tmp_path / "made.pt")]
