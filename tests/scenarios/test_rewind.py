@@ -163,6 +163,9 @@ def test_who_is_killed_then_comes_back_to_the_same_parameters(
         a, b, c = await swarm.start("abc")
         await swarm.round(a, 7)
         await go_back(swarm, a)
+        for member in (a, b):
+            if not member.life.seen(ActEnacted):
+                await swarm.when(member, ActEnacted, lambda event: event.kind == "rewind")
         swarm.kill(b)
         await swarm.round(a, played.at + 2)
         swarm.launch(b)

@@ -168,7 +168,7 @@ async def ask_rewind(node: Node, round: Round, reason: Reason, clock: Clock) -> 
         offer = await node.ask(peer, StateRequest(run=node.run, wanted=None), StateOffer, deadline_s=CALL_S)
         if offer is None or offer.head is None:
             continue
-        request = ChainRequest(branch=offer.head.branch, after=Round(max(round - 1, 0)))
+        request = ChainRequest(branch=offer.head.branch, after=Round(round - 1))
         answer = await node.ask(peer, request, ChainAnswer, deadline_s=CALL_S)
         found = {each.manifest.round: each for each in (() if answer is None else answer.certificates or ())}
         if round in found and round + 1 in found:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _Peer = Annotated[str, typer.Argument(help="Public key, or the first digits of a member's.", show_default=False)]
-_Round = Annotated[int, typer.Argument(help="The last round whose training stays.", min=0, show_default=False)]
+_Round = Annotated[int, typer.Argument(help="The last round whose training stays.", min=1, show_default=False)]
 _Reason = Annotated[str, typer.Option(help="The reason; everybody can read it.")]
 _VoterKey = Annotated[Path | None, typer.Option(help="Key file of a member. Default: the one that trains here.")]
 _WaitS = Annotated[float, typer.Option(help="Seconds to wait for the decision.", min=0)]

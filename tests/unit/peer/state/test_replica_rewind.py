@@ -24,7 +24,15 @@ def going_back(replica: Replica, steward_run: str = RUN) -> Manifest:
     deed = Rewind(round=Round(20), manifest=digest(b"m"), state=digest(b"s"), reason="")
     act = Warrant(letters=(seal(ONE, Act(run=steward_run, serial=1, deed=deed)),))
     assert replica.head is not None
-    return replace(a_row(1)[0], run=replica.head.run, branch=replica.head.branch, round=Round(30), acts=(act,))
+    return replace(
+        a_row(1)[0],
+        run=replica.head.run,
+        branch=replica.head.branch,
+        round=Round(30),
+        acts=(act,),
+        contributions=(),
+        parts=(),
+    )
 
 
 @pytest.fixture
