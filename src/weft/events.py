@@ -161,9 +161,11 @@ class MemberStrays(Event, frozen=True, kw_only=True):
 
     member: PeerId
     round: Round
-    what: str  # "loss": as it tells; "update": the length of what it brings, by its tokens, measured here
+    # "loss": as it tells; "update": the length of what it brings, by its tokens, measured here; "steps": by how much
+    # its training steps are longer than the same made here, on average
+    what: str
     value: float
-    usual: float  # the median of the others
+    usual: float  # the median of the others; of steps 0
     is_back: bool = False
 
 
@@ -608,6 +610,16 @@ class AuditorDoubted(Event, frozen=True, kw_only=True):
     work: Digest
     outcome: str  # false or silent
     why: str
+
+
+class RoundsUnlike(Event, frozen=True, kw_only=True):
+    """Training steps that this peer has made again end farther from those of members than honest machines' usually do:
+    this machine rounds otherwise, or they do, or theirs are false."""
+
+    distance: float  # the largest
+    held: float  # the most that is held for honest
+    num_members: int  # whose steps it has made again
+    num_unlike: int  # of them
 
 
 class MergeAudited(Event, frozen=True, kw_only=True):

@@ -60,7 +60,7 @@ from weft.sync.merge.reduce import Coding, Merger
 from weft.sync.method.choices import Choices, InnerSgdConfig, SgdConfig
 from weft.sync.method.schedule import ConstantConfig
 from weft.sync.records import quarantine
-from weft.sync.records.acts import Act, Amend, Ballot, Finding, Warrant
+from weft.sync.records.acts import Act, Amend, Ballot, Finding, Rewind, RewindBallot, Warrant
 from weft.sync.records.charter import AuditTerms, Charter, ExactTerms, Settings
 from weft.sync.records.counters import with_false, with_taken_out
 from weft.sync.records.index import StateIndex, VectorIndex
@@ -535,6 +535,22 @@ def ballot() -> Vector:
     return {"body": signed.body.hex(), "signature of A": signed.signature.hex()}
 
 
+def rewound() -> Vector:
+    start = msgspec.structs.replace(first_charter(), audits=AuditTerms(rate=0.25, trace_every=1))
+    base = msgspec.structs.replace(next_base(second_manifest(), start), round=Round(3), electorate=(A.peer, B.peer))
+    to = Rewind(
+        round=Round(1), manifest=wire.digest_of(second_manifest()), state=wire.digest(b"a state"), reason="it diverges"
+    )
+    cast = tuple(wire.seal(each, RewindBallot(run=RUN, rewind=to)) for each in sorted((A, B), key=lambda one: one.peer))
+    after = enact(start, base.body, (Warrant(letters=cast),)).charter
+    return {
+        "body": cast[0].body.hex(),
+        f"signature of {'A' if cast[0].signer == A.peer else 'B'}": cast[0].signature.hex(),
+        "rewound": msgspec.json.encode(after.rewound, order="sorted").decode(),
+        "digest of the charter after it": wire.digest_of(after),
+    }
+
+
 def false_work() -> Vector:
     base, second = next_base(opening_manifest(), first_charter()), second_manifest()
     found = weighed(base, second, opening_manifest().leases, B.peer)
@@ -751,6 +767,7 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "act": act,
     "ballot": ballot,
     "false-work": false_work,
+    "rewind": rewound,
     "quarantine": quarantined,
     "contradiction": contradiction,
     "evidence": evidence,

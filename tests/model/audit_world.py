@@ -7,13 +7,13 @@ that is killed and back: what it shows is on its disk.
 
 The first member is the worker. It is honest, or its step came to something else, and then it may open what an honest
 one would have come to, which it has not named. Some others may be liars: what they say is out from the beginning, and
-a steward may ban them meanwhile. A round is decided by any member that has followed all rounds before it, from what
-waits there, or from nothing.
+a steward may ban them meanwhile. Others may be newcomers that look at nothing. A round is decided by any member that
+has followed all rounds before it, from what waits there, or from nothing.
 
 Which world is wrong:
 
     Innocent    an honest worker is struck out, or a member says of it what is not so
-    Unheard     a warrant holds whose signers are no majority of who votes then, or none of whom is honest
+    Unheard     a warrant holds whose signers are no majority of the settled members then, or none of whom is honest
     Twice       of one round it is counted twice that nobody answered
     Peeked      the worker shows what it came to before the auditor has come to something
     Free        nothing is lost any more, and who has cheated is neither struck out nor counted as silent
@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import NamedTuple
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from model.search import num_reached
@@ -38,7 +39,7 @@ from weft.peer.round import verdicts
 from weft.sync import governance
 from weft.sync.governance import Void
 from weft.sync.records.acts import MAX_ACTS, Act, Ban, Finding, Outcome, Warrant
-from weft.sync.records.charter import AuditTerms
+from weft.sync.records.charter import AuditTerms, Quarantined
 from weft.sync.records.messages import Base
 from weft.sync.records.work import Segment
 from weft.wire import Signed, claimed, digest, seal
@@ -48,7 +49,7 @@ WORK = digest(b"work")
 BEFORE, RIGHT, FALSE = digest(b"before"), digest(b"right"), digest(b"false")
 SEGMENTS = (Segment(head=digest(b"head"), round=0, holder="00" * 32, num_steps=1),)
 WORKER = 0
-KEYS = sorted((Identity.from_seed(bytes([number] * 32)) for number in range(5)), key=lambda each: each.peer)
+KEYS = sorted((Identity.from_seed(bytes([number] * 32)) for number in range(7)), key=lambda each: each.peer)
 STEWARDS = tuple(sorted((Identity.from_seed(bytes([9, number] * 16)) for number in range(5)), key=lambda one: one.peer))
 
 
@@ -67,6 +68,7 @@ class Bounds(NamedTuple):
         shows: what the worker may open: what it has named, or what is right.
         said: verdicts that are out from the beginning.
         liars: who has signed some of them and does nothing else.
+        newcomers: who is in quarantine, and does nothing, or no more than lie.
         can_ban: whether a steward may ban the liars meanwhile.
         can_fail: whether a machine may not be able to do the steps.
         can_wait: whether who asks may have to give up.
@@ -78,6 +80,7 @@ class Bounds(NamedTuple):
     shows: tuple[Digest, ...] = ()
     said: tuple[Said, ...] = ()
     liars: tuple[int, ...] = ()
+    newcomers: tuple[int, ...] = ()
     can_ban: bool = False
     can_fail: bool = False
     can_wait: bool = True
@@ -87,7 +90,7 @@ class Bounds(NamedTuple):
     @property
     def honest(self) -> tuple[int, ...]:
         """Return who audits."""
-        return tuple(number for number in range(1, self.num_members) if number not in self.liars)
+        return tuple(number for number in range(1, self.num_members) if number not in (*self.liars, *self.newcomers))
 
 
 class Member(NamedTuple):
@@ -144,7 +147,8 @@ class AuditSearch:
         self.num_struck = self.num_unanswered = 0
         members = [each.peer for each in KEYS[: bounds.num_members]]
         run = first_base(bounds.num_members, stewards=tuple(each.peer for each in STEWARDS))
-        terms = replace(run.charter, audits=AuditTerms(rate=1.0, trace_every=1))
+        new = tuple(Quarantined(peer=KEYS[number].peer, left=1) for number in bounds.newcomers)
+        terms = replace(run.charter, audits=AuditTerms(rate=1.0, trace_every=1), quarantined=new or UNSET)
         self._bases = [replace(run, electorate=tuple(members), round=Round(AUDITED + 1), charter=terms)]
         self._base_ids = {self._bases[0]: 0}
         self._said = list[Said](bounds.said)
@@ -356,8 +360,9 @@ class AuditSearch:
         if not judged:
             return
         honest = {KEYS[number].peer for number in self.bounds.honest}
-        of_these = set(signers) & set(base.electorate)
-        if 2 * len(of_these) <= len(base.electorate) or not of_these & honest:
+        settled = set(base.electorate) - {KEYS[number].peer for number in self.bounds.newcomers}
+        of_these = set(signers) & settled
+        if 2 * len(of_these) <= len(settled) or not of_these & honest:
             raise Unheard(signers)
         if governance.accused(warrant) is None:
             self.num_unanswered += 1

@@ -1,15 +1,19 @@
 """Every interleaving of audits of one work: who is honest stays, who cheats does not, and no minority has a say."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from model.audit_world import FALSE, RIGHT, AuditSearch, Bounds, Free, Innocent, Peeked, Said, Twice, Unheard, Wrong
+from weft.ids import PeerId
 from weft.peer.audit import looking
 from weft.peer.audit.outcome import Found
 from weft.peer.round import verdicts
 from weft.sync import governance
+from weft.sync.records import quarantine
+from weft.sync.records.charter import Charter
 from weft.wire import digest
 
 PARTS = (digest(b"part"), digest(b"another"))  # that the worker has merged
@@ -18,6 +22,16 @@ ACCUSED = Bounds(num_members=3, liars=(2,), said=tuple(Said(2, each) for each in
 TWO_LIARS = Bounds(num_members=5, liars=(3, 4), said=(Said(3, "differs"), Said(4, "differs")), drawn=(), can_ban=True)
 SILENT = Bounds(drawn=(), said=tuple(Said(by, "unanswered", what) for by in (1, 2) for what in PARTS))
 CHEAT = Bounds(is_honest=False, drawn=(1,))
+IDLE = CHEAT._replace(num_members=5, newcomers=(3, 4), can_wait=False)
+CROWD = Bounds(
+    num_members=7,
+    liars=(3, 4, 5, 6),
+    newcomers=(3, 4, 5, 6),
+    said=tuple(Said(each, "differs") for each in (3, 4, 5, 6)),
+    drawn=(),
+    can_wait=False,
+    num_rounds=1,
+)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +54,7 @@ def test_nobody_strikes_out_who_is_honest_whatever_is_lost_late_or_told_twice(bo
     assert search.num_struck == 0
 
 
-@pytest.mark.parametrize("bounds", [ACCUSED._replace(drawn=()), TWO_LIARS])
+@pytest.mark.parametrize("bounds", [ACCUSED._replace(drawn=()), TWO_LIARS, pytest.param(CROWD, marks=pytest.mark.full)])
 def test_what_fewer_than_a_majority_say_comes_to_nothing_where_the_others_are_answered(bounds: Bounds) -> None:
     """Where they are not, what they find themselves may make a majority: the worker counts as silent, and stays."""
     search = AuditSearch(bounds._replace(can_wait=False))
@@ -55,6 +69,7 @@ def test_what_fewer_than_a_majority_say_comes_to_nothing_where_the_others_are_an
         CHEAT._replace(shows=(FALSE, RIGHT)),
         CHEAT._replace(shows=(RIGHT,)),
         CHEAT._replace(can_fail=True),
+        IDLE,
         pytest.param(CHEAT._replace(drawn=(1, 2), num_kills=2), marks=pytest.mark.slow),
         pytest.param(CHEAT._replace(num_members=4), marks=pytest.mark.slow),
         pytest.param(
@@ -99,20 +114,26 @@ def opened_at_once(now: looking.Looking, event: looking.Event) -> looking.Lookin
     return replace(after, phase="opening") if isinstance(event, looking.Came) else after
 
 
+def all_judge(_charter: Charter, electorate: Iterable[PeerId], _peer: PeerId) -> tuple[PeerId, ...]:
+    return tuple(electorate)
+
+
 STEP = looking.step
 Patches = dict[tuple[Any, str], Any]
 ANYBODY: Patches = {
-    (verdicts, "who_counts"): lambda cast, base: sorted(cast),
+    (verdicts, "who_counts"): lambda cast, judges: sorted(cast),
     (governance, "are_judges"): lambda *_: True,
 }
 TWICE: Patches = {
-    (verdicts, "who_counts"): lambda cast, base: sorted([*cast, *cast]),
+    (verdicts, "who_counts"): lambda cast, judges: sorted([*cast, *cast]),
     (governance, "are_judges"): lambda *_: True,
 }
 BROKEN: dict[str, tuple[Patches, Bounds, type[Wrong]]] = {
     "one voice is enough": ({(governance, "is_majority"): lambda num, _: num > 0}, ACCUSED, Unheard),
     "half is enough": ({(governance, "is_majority"): lambda num, most: 2 * num >= most}, TWO_LIARS, Unheard),
     "who was struck out still counts": (ANYBODY, TWO_LIARS, Unheard),
+    "newcomers that look at nothing are judges": ({(quarantine, "judges"): all_judge}, IDLE, Free),
+    "newcomers that lie are judges": ({(quarantine, "judges"): all_judge}, CROWD, Unheard),
     "a verdict counts twice": (TWICE, ACCUSED, Unheard),
     "no answer is a lie": ({(looking, "unanswered"): lambda why: Found("differs", why)}, Bounds(), Innocent),
     "a round counts again": ({(governance, "is_counted"): lambda *_: False}, SILENT, Twice),

@@ -55,3 +55,13 @@ class ByChance(Trainer):
         steps = torch.arange(self._vector.numel(), dtype=torch.float64) + self._num_steps
         self._vector.add_(rate * torch.sin(12.9898 * steps).float())
         return norm
+
+
+def longer(by: float) -> MakeTrainer:
+    """Return trainers whose every step is longer by a share, those that they make of others, too."""
+
+    class Longer(Trainer):
+        def _descend(self, norm: float, rate: float) -> float:
+            return super()._descend(norm, rate * (1 + by))
+
+    return Longer

@@ -4,13 +4,14 @@ from itertools import count, pairwise
 
 import pytest
 
-from scenarios.cheats import always
+from scenarios.cheats import always, longer
 from scenarios.swarm import TRAIN_S, Swarm
 from scenarios.test_audits import METHODS
 from scenarios.test_faults import MakeSwarm
 from weft.errors import PeerError
-from weft.events import RoundCommitted, StepDone, WorkAudited, WorkDoubted
+from weft.events import RoundCommitted, RoundsUnlike, StepDone, WorkAudited, WorkDoubted
 from weft.ids import short
+from weft.peer.context import MakeTrainer
 from weft.run.machine import PeerConfig
 from weft.run.trust import AuditedTrust
 from weft.sim.world import Life
@@ -25,14 +26,17 @@ def settings(check: int) -> PeerConfig:
     return PeerConfig(device="cpu", micro_batch=2, check=check)
 
 
-def come(swarm: Swarm, check: int, *, liar: str = "", train_s: float = TRAIN_S) -> Life:
+def come(
+    swarm: Swarm, check: int, *, liar: str = "", train_s: float = TRAIN_S, newcomer: MakeTrainer = Trainer
+) -> Life:
     """Play a run that d joins after some rounds.
 
     Args:
         train_s: that a call of training takes d.
+        newcomer: what d trains with.
     """
-    made, liars = count(), {"c": 2}
-    swarm.make_trainer = lambda *given: (always("half the steps") if next(made) == liars.get(liar) else Trainer)(*given)
+    made, kinds = count(), {liar and 2: always("half the steps"), 3: newcomer}
+    swarm.make_trainer = lambda *given: kinds.get(next(made), Trainer)(*given)
 
     async def scenario() -> None:
         a, b, c = await swarm.start("abc")
@@ -92,3 +96,28 @@ def test_where_machines_round_differently_a_difference_is_a_warning(make_swarm: 
     assert {doubt.member for doubt in life.seen(WorkDoubted)} == {swarm.member("c").id}
     assert {audit.member for audit in life.seen(WorkAudited)} == {swarm.member(name).id for name in "ab"}
     assert life.outcome.reason == "complete"
+
+
+@pytest.mark.full
+def test_a_machine_that_rounds_unlike_the_others_is_told_how_far_and_joins(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=FP32, num_rounds=12, num_peers=3, learns=True)
+    life = come(swarm, 6, newcomer=longer(1e-4))
+    (unlike,) = life.seen(RoundsUnlike)
+    assert unlike.distance == pytest.approx(1e-4, rel=0.1)
+    assert 0.1 * unlike.held < unlike.distance < unlike.held
+    assert unlike.num_unlike == unlike.num_members >= 2
+    assert life.seen(WorkDoubted) == []
+    assert life.outcome.reason == "complete"
+    assert all(swarm.member(name).life.seen(RoundsUnlike) == [] for name in "abc")
+
+
+@pytest.mark.full
+def test_a_machine_that_comes_near_to_nobody_does_not_join(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=FP32, num_rounds=12, num_peers=3, learns=True)
+    life = come(swarm, 6, newcomer=longer(1e-3))
+    with pytest.raises(PeerError, match="this machine computes otherwise than theirs do"):
+        life.task.result()
+    (unlike,) = life.seen(RoundsUnlike)
+    assert unlike.distance > unlike.held
+    assert len(life.seen(WorkDoubted)) == 6
+    assert life.seen(StepDone) == []

@@ -1,6 +1,7 @@
 """Runs in which newcomers' first works count once others have done some of their training steps again."""
 
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,17 @@ from weft.codec.config import Fp32Config
 from weft.errors import Removed
 from weft.events import ActEnacted
 from weft.ids import Digest, PeerId, Round
+from weft.peer.audit.audits import Audits
 from weft.peer.audit.worker import Worker
 from weft.peer.messages import AuditAnswer, AuditRequest
 from weft.peer.peer import Peer
 from weft.peer.state.replica import Replica
+from weft.sim.cheats import Cheating
 from weft.sync.method.choices import Choices, SgdConfig
 from weft.sync.method.presets import MethodConfig
 from weft.sync.records import quarantine
 from weft.sync.records.messages import Manifest
+from weft.training.trainer import Trainer
 
 PLAIN = Choices(every=2, send="delta", apply=SgdConfig(lr=1.0), codec=Fp32Config())
 NUM = ALWAYS.quarantine
@@ -210,3 +214,56 @@ def test_where_no_settled_member_stays_newcomers_go_on(make_swarm: MakeSwarm) ->
         assert newcomers[0].life.peer.replica.charter.quarantined is UNSET
 
     swarm.run(scenario)
+
+
+@pytest.mark.full
+def test_newcomers_that_audit_nothing_keep_settled_members_from_striking_nobody_out(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of six members are settled. One of them begins to cheat, in a way that a majority has to judge."""
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=24, num_peers=6, learns=True)
+    made, is_false = count(1), [False]
+
+    def make_trainer(*given: Any) -> Trainer:
+        trainer = Cheating(*given)
+        if next(made) == 3:
+            trainer.ways = lambda _first: frozenset({"slower"} if is_false[0] else ())
+        return trainer
+
+    answer, tell = Worker._on_request, Audits._tell
+
+    def is_idle(context: Any) -> bool:
+        return context.node.peer not in {swarm.member(name).id for name in "abc"}
+
+    async def silent(worker: Worker, peer: PeerId, request: AuditRequest) -> AuditAnswer:
+        if is_idle(worker._context):
+            return AuditAnswer(is_ready=False, reason="not today")
+        return await answer(worker, peer, request)
+
+    def nothing(audits: Audits, *given: Any) -> None:
+        if not is_idle(audits._context):
+            tell(audits, *given)
+
+    swarm.make_trainer = make_trainer
+    monkeypatch.setattr(Worker, "_on_request", silent)
+    monkeypatch.setattr(Audits, "_tell", nothing)
+
+    async def scenario() -> None:
+        members = await swarm.start("abc")
+        await swarm.round(members[0], 2)
+        newcomers = [swarm.member(name) for name in "def"]
+        for member in newcomers:
+            swarm.launch(member)
+        for member in newcomers:
+            await swarm.round(member, 5)
+        is_false[0] = True
+        with pytest.raises(Removed, match=r"done again what it says it has done|refuse this key"):
+            await members[2].lives[-1].task
+        charter = members[0].life.peer.replica.charter
+        assert len(quarantine.members(charter)) == 3, "they never came to be settled"
+        one_replica(await swarm.done(*members[:2]))
+
+    swarm.run(scenario)
+    found = [event for life in swarm.lives for event in life.seen(ActEnacted) if event.kind == "strike out"]
+    assert {event.subject for event in found} == {swarm.member("c").id}
+    assert all(event.reason.startswith("it came to other") for event in found)

@@ -15,7 +15,8 @@ from weft.codec.build import build
 from weft.codec.config import ExtensionCodecConfig
 from weft.errors import ConfigError, NotFinite, PayloadError
 from weft.extension import ExtensionConfig, learn, make
-from weft.sync.governance import Void, amended_settings
+from weft.sync.amendments import amended_settings
+from weft.sync.governance import Void
 from weft.sync.merge import outer as optimizers
 from weft.sync.merge.outer import Outer, State, StepContext
 from weft.sync.merge.reduce import legacy_codec_in, require

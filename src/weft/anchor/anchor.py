@@ -12,7 +12,7 @@ it and know how far its state is; it takes one of the places among those who wat
 Of an audited run it may keep more: what it takes to do any counted training step again (`weft.anchor.archivist`).
 
 Outer steps need arithmetic that it does not have, so it keeps a state and the results of the rounds since, and fetches
-a new state when those weigh as much as the state does.
+a new state when those weigh as much as the state does, or once the run has gone back to earlier parameters.
 
 Failure:
 - some donors vanish or lie: the others deliver the rest. All do: the chunks that came are kept, and others are asked.
@@ -216,9 +216,9 @@ class Anchor:
         return False
 
     def _is_heavy(self) -> bool:
-        """Return whether what was committed since the state weighs as much as a new state."""
+        """Return whether what was committed since the state weighs as much as a new state, or goes back."""
         most = max(self._kept.state_nbytes, LEAST_RENEWED_NBYTES)
-        return self._kept.results_nbytes >= most or self._kept.num_since >= MAX_SINCE
+        return self._kept.has_gone_back or self._kept.results_nbytes >= most or self._kept.num_since >= MAX_SINCE
 
     async def _continue_from(self, peer: PeerId, head: Manifest) -> int | None:
         """Follow what was committed after `head`; return how many rounds, None: the peer no longer knows."""

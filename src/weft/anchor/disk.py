@@ -24,6 +24,7 @@ from weft.net.messages import HexDigest
 from weft.net.multi_source import Blob
 from weft.peer.chain import Chain
 from weft.store.home import BlobStore, RecordFile
+from weft.sync.records import rewinds
 from weft.sync.records.charter import Charter
 from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex
 from weft.sync.records.messages import Certificate, Manifest
@@ -58,6 +59,11 @@ class Anchored:
     def num_since(self) -> int:
         """Rounds committed since the state."""
         return len(self._since)
+
+    @property
+    def has_gone_back(self) -> bool:
+        """Whether one of these goes back to parameters that the state and results do not lead to."""
+        return any(rewinds.decided(each.manifest) is not None for each in self._since)
 
     def load(self) -> None:
         """Take up what an earlier process kept, as far as it is whole."""

@@ -14,6 +14,7 @@ _DEEDS = {
     "pardon": ("lets {subject} in again", "let {subject} in again"),
     "no answer": ("gets no answer from {subject}", "note that {subject} gave no answer"),
     "vote out": ("votes {subject} out", "vote {subject} out"),
+    "rewind": ("has the run go back", "have the run go back"),
     "amend": ("changes the run's settings", "change the run's settings"),
     "succeed": ("says that run {subject} goes on in place of this one", "let run {subject} go on in place of this one"),
 }
@@ -72,6 +73,7 @@ def _numbers(value: Mapping[str, Any]) -> str:
 
 
 _SETTINGS: dict[str, Callable[[Any], str]] = {
+    "round": lambda value: f"to the parameters after round {int(value)}",
     "tokens": _count("{} in all"),
     "seq_len": _count("samples of {}"),
     "batch_size": lambda value: f"{several(int(value), 'sample')} a training step",

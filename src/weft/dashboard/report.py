@@ -63,6 +63,7 @@ FAULTS = {
             events.LieProven: "lies",
             events.WorkDoubted: "training steps that others could not do again",
             events.AuditorDoubted: "audits that were not what had been sealed, or were not opened",
+            events.RoundsUnlike: "machines that round unlike others",
             events.WorkStays: "times false work stayed in the model",
             events.MergeDoubted: "parts of rounds that others did not find the same",
             events.ActRefused: "acts without effect",

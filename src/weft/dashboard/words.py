@@ -121,7 +121,14 @@ def _row(event: Event) -> _Row:
 
 def _strays(e: events.MemberStrays, _own: PeerId) -> str:
     if e.is_back:
-        return "the {what} of {member:peer} is like the others' again"
+        steps = "training steps of {member:peer} are as long as the same made by {me:peer} again"
+        return steps if e.what == "steps" else "the {what} of {member:peer} is like the others' again"
+    if e.what == "steps":
+        side = "longer" if e.value > 0 else "shorter"
+        return (
+            f"training steps of {{member:peer}} are {side} than the same made by {{me:peer}}, nearly each time, by "
+            f"{abs(e.value):.2g} on average: that is within what is held for honest, and no rounding"
+        )
     if e.what == "loss":
         return "the loss of {member:peer} is {value:.2f}, and the others' is {usual:.2f}: other data or rates?"
     times = f"{e.value / e.usual:.3g} times" if e.value > e.usual else f"1/{e.usual / e.value:.3g}"
@@ -139,6 +146,12 @@ def _not_learning(e: events.NotLearning, _own: PeerId) -> str:
 def _strays_advice(e: events.MemberStrays) -> Remedy | None:
     if e.is_back:
         return None
+    if e.what == "steps":
+        return (
+            "member",
+            "Training steps of {member:peer} are all on one side of the same made by others.",
+            "They are audited more often now. If it is yours: a changed library, or a broken processor, does that.",
+        )
     return (
         "member",
         "The {what} of {member:peer} is far from the others'.",
@@ -249,6 +262,19 @@ def _work_doubted(e: events.WorkDoubted, _own: PeerId) -> str:
     if e.outcome == "unanswered":
         return "{me:peer} was not shown training steps of {member:peer} in round {round}: {why}"
     return "training steps of {member:peer} in round {round} are not what it says: {why}"
+
+
+def _rounds_unlike(e: events.RoundsUnlike, _own: PeerId) -> str:
+    whose = f"{e.num_unlike} of {e.num_members} members" if e.num_members > 1 else "a member"
+    text = (
+        "training steps made again by {me:peer} end up to {distance:.2g} from those of "
+        f"{whose}, and up to {{held:.2g}} is held for honest: "
+    )
+    if e.num_members >= 2 and 2 * e.num_unlike > e.num_members:
+        return text + "this machine computes otherwise than most"
+    if e.distance > e.held:
+        return text + "theirs are false, or this machine computes otherwise"
+    return text + "one of both rounds otherwise than others do"
 
 
 def _merge_doubted(e: events.MergeDoubted, _own: PeerId) -> str:
@@ -519,6 +545,17 @@ _ROWS: dict[type[Event], _Row] = {
             "What {member:peer} says of an audit is not what it had sealed before, or it did not say it.",
             "Three times, and it is believed no more. If it is yours: it was away, or was started again with other "
             "threads.",
+        ),
+    ),
+    events.RoundsUnlike: _Row(
+        WARNING,
+        _rounds_unlike,
+        advice=(
+            "me",
+            "{me:peer} does not come as near to others' training steps as most machines do.",
+            "As long as it is less than what is held for honest, nothing has to be done. Beyond it, members find the "
+            "work of this machine false and strike its key out: train on such a device and with such a version of "
+            'torch as the others have, or begin a run with numerics = "exact".',
         ),
     ),
     events.ActRefused: _Row(WARNING, _act_refused),

@@ -37,7 +37,8 @@ from weft.run.config import Genesis, LoopConfig, RunConfig, RunFile
 from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, on_corpus, read_run
 from weft.run.staged import StagedConfig
 from weft.store.home import CHECKPOINT_FILE, Home, PeerFolder
-from weft.sync.governance import Void, amended_settings
+from weft.sync.amendments import amended_settings
+from weft.sync.governance import Void
 from weft.sync.records.acts import Amend
 from weft.sync.records.charter import Charter, Settings
 from weft.wire import printable

@@ -54,8 +54,9 @@ from weft.store.chunks import raw, state_index
 from weft.store.home import Home
 from weft.sync.governance import votes_of
 from weft.sync.merge.method import OUTER
+from weft.sync.records import rewinds
 from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex
-from weft.sync.records.messages import Certificate
+from weft.sync.records.messages import Certificate, Manifest
 from weft.sync.records.work import Work
 from weft.training.rewarded import trainer_of
 from weft.wire import Buffer, decode, digest_of
@@ -124,10 +125,12 @@ class _Rounds:
 
     Args:
         last: its last round that is whole and proven.
+        targets: rounds that later ones go back to.
     """
 
     stretch: Stretch
     last: int
+    targets: set[Round] = field(default_factory=set)
 
 
 OnFound = Callable[[Found], None]
@@ -238,6 +241,8 @@ class _Check:
                 for kept in followed(Chain(begin.head, begin.charter), stretch):
                     self._list(number, kept)
                     rounds.last = kept.manifest.round
+                    if (back := rewinds.decided(kept.manifest)) is not None:
+                        rounds.targets.add(back.round)
             except DataError as error:
                 self._report.faults.append(str(error))
             self._report.num_rounds += rounds.last - begin.head.round
@@ -302,27 +307,34 @@ class _Check:
         for item in due:
             for segment in item.work.segments:
                 last_use[Digest(segment.head)] = max(item.round, last_use.get(Digest(segment.head), Round(0)))
-        heads, outers = dict[Digest, Head](), dict[Digest, Tensor]()
+        heads, outers, earlier = dict[Digest, Head](), dict[Digest, Tensor](), dict[Round, Tensor]()
         left = {item.name: item for item in due}
         try:
             replica = self._begun(rounds.stretch)
             for at in range(replica.head.round if replica.head else 0, rounds.last):
                 kept = rounds.stretch.round(at + 1)
                 assert replica.head is not None
+                if replica.head.round in rounds.targets:
+                    earlier[replica.head.round] = replica.outer.clone()
                 if (name := digest_of(replica.head)) in last_use:
                     heads[name] = self._head(replica, kept.certificate)
                     outers[name] = replica.outer.clone()
                 for item in [each for each in due if each.round == kept.manifest.round]:
                     del left[item.name]
                     self._make(item, heads, outers)
-                results = tuple(self._blob(Digest(part.result)) for part in kept.manifest.parts)
-                replica.apply(kept.manifest, results)
+                results, back = self._results(kept.manifest), rewinds.decided(kept.manifest)
+                if back is not None and back.round not in earlier:
+                    break  # the archive begins later
+                replica.apply(kept.manifest, results, None if back is None else earlier[back.round])
                 for gone in [each for each in outers if last_use[each] <= kept.manifest.round]:
                     del outers[gone]
         except (DataError, PayloadError) as error:
             self._report.faults.append(str(error))
         for item in left.values():
             self._tell(item, [Replayed(each, 0, "unknown", NOT_ANY_MORE) for each in item.wanted])
+
+    def _results(self, manifest: Manifest) -> tuple[Buffer, ...]:
+        return tuple(self._blob(Digest(part.result)) for part in manifest.parts)
 
     def _begun(self, stretch: Stretch) -> Replica:
         begin, replica = stretch.begin(), Replica(self._config, self._first.clone())

@@ -11,6 +11,7 @@ Failure:
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -19,21 +20,34 @@ from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from weft.clock import Clock
-from weft.errors import Unreachable
-from weft.ids import PeerId
+from weft.errors import ActVoid, Unreachable
+from weft.ids import Digest, PeerId, Round
 from weft.keys import Identity
 from weft.launch.session import Options, Session, session
 from weft.net.messages import Contact
 from weft.net.node import Node
 from weft.net.ticket import Ticket
-from weft.peer.messages import CharterAnswer, CharterRequest, HandIn, HandInAnswer
+from weft.peer.messages import (
+    ChainAnswer,
+    ChainRequest,
+    CharterAnswer,
+    CharterRequest,
+    HandIn,
+    HandInAnswer,
+    StateOffer,
+    StateRequest,
+)
 from weft.run.machine import PeerConfig
 from weft.store.home import Home
-from weft.sync.records.acts import Act, AnyDeed, Ballot, Reason
+from weft.sync.governance import votes_of
+from weft.sync.records.acts import Act, AnyDeed, Ballot, Reason, Rewind, RewindBallot
 from weft.sync.records.charter import Charter
-from weft.wire import Signed, seal
+from weft.sync.records.messages import Certificate, Manifest
+from weft.sync.records.rewinds import why_not
+from weft.wire import Signed, digest_of, seal
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -135,6 +149,43 @@ def act_of(steward: Identity, node: Node, charter: Charter, deed: AnyDeed) -> Si
     """Return the next act of a steward, signed."""
     serial = charter.serial_of(steward.peer) + 1
     return seal(steward, Act(run=node.run, serial=serial, deed=deed))
+
+
+def rewind_ballot_of(member: Identity, node: Node, rewind: Rewind) -> Signed:
+    """Return a member's ballot for going back, signed."""
+    return seal(member, RewindBallot(run=node.run, rewind=rewind))
+
+
+async def ask_rewind(node: Node, round: Round, reason: Reason, clock: Clock) -> Rewind:
+    """Return what goes back to the parameters after a round, as a linked member remembers it: by the votes of the next.
+
+    Raises:
+        Unreachable: no linked peer answers.
+        ActVoid: the round is none to go back to, or too long ago.
+    """
+    charter = await ask_charter(node, clock)
+    for peer in sorted(node.peers):
+        offer = await node.ask(peer, StateRequest(run=node.run, wanted=None), StateOffer, deadline_s=CALL_S)
+        if offer is None or offer.head is None:
+            continue
+        request = ChainRequest(branch=offer.head.branch, after=Round(round - 1))
+        answer = await node.ask(peer, request, ChainAnswer, deadline_s=CALL_S)
+        found = {each.manifest.round: each for each in (() if answer is None else answer.certificates or ())}
+        if round in found and round + 1 in found:
+            return _rewind_to(found[round].manifest, found[Round(round + 1)], charter, reason)
+    raise ActVoid(f"round {round} is not one of the last rounds before the newest, which is {charter.round}")
+
+
+def _rewind_to(to: Manifest, after: Certificate, charter: CharterAnswer, reason: Reason) -> Rewind:
+    votes = votes_of(after, to.members).values()
+    states = Counter(Digest(vote.state) for vote in votes if vote.state is not UNSET)
+    name, num = states.most_common(1)[0] if states else (None, 0)
+    if name is None or 2 * num <= states.total():
+        raise ActVoid(f"members did not name the same state after round {to.round}")
+    rewind = Rewind(round=to.round, manifest=digest_of(to), state=name, reason=reason)
+    if why := why_not(charter.charter, Round(charter.round + 1), rewind):
+        raise ActVoid(why)
+    return rewind
 
 
 def ballot_of(member: Identity, node: Node, charter: Charter, peer: PeerId, reason: Reason) -> Signed:

@@ -132,7 +132,8 @@ class Peer:
         self._evaluator = make_evaluator(context, self._trainer, self.replica, self._should_break_off)
         self._past = PastRounds(context, self.replica, self._records)
         beside = (lambda: None) if self._trace is None else self._trace.save
-        self._autosave = Autosave(context, self.replica, self._carry, self._trainer, beside)
+        here = (lambda _manifest: None) if self._audits is None else self._audits.earlier.here
+        self._autosave = Autosave(context, self.replica, self._carry, self._trainer, beside, here)
         self._in_rounds: InRounds | None = None
         self._has_saved = False  # its last checkpoint
         self._shown: BranchId | None = None  # whose parameters texts are drawn with
@@ -404,6 +405,8 @@ class Peer:
             results = (
                 await self._shutdown.unless_asked(rounds.parts.results(manifest)) if manifest.contributions else ()
             )
+            finding = None if self._audits is None else self._audits.earlier.find(manifest)
+            earlier = None if finding is None else await self._shutdown.unless_asked(finding)
         except PeerError as error:
             text = f"round {manifest.round} cannot be replayed; this peer fetches a member's state instead: {error}"
             self.context.emit(Notice(text=text))
@@ -415,7 +418,7 @@ class Peer:
         if is_opening:
             await self._entrance.legacies.keep_fork()
         # Another payload than this process offered is one of before a restart, trained on the same lease.
-        step, is_in_there = partial(self.replica.apply, manifest, results), is_counted or is_doubtful
+        step, is_in_there = partial(self.replica.apply, manifest, results, earlier), is_counted or is_doubtful
         met = None
         if manifest.is_gossip:
             met = Met(decided.taken, decided.weights, is_known=self._carry.is_as_offered(own))
@@ -447,9 +450,12 @@ class Peer:
                 since = self.context.clock.now()
                 await self._evaluator.maybe(manifest)
                 rounds.timers.note_apart(self.context.clock.now() - since)
-        await self._autosave.save_if_due()
+        if earlier is None:
+            await self._autosave.save_if_due()
+        else:  # what is before it leads to it no more, once the parameters that it went back to are kept by nobody
+            await self._autosave.save_if_possible()
         self._entrance.legacies.follow(manifest)
-        if manifest.has_result:
+        if manifest.has_result or earlier is not None:
             await self._shutdown.unless_asked(self._show(manifest))
 
     async def _go_on(self, rounds: RoundDriver) -> None:

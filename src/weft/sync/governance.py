@@ -44,21 +44,19 @@ from typing import Any, TypeVar, assert_never
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.codec.config import ExtensionCodecConfig
-from weft.errors import ConfigError, WireError
+from weft.errors import WireError
 from weft.ids import Attempt, Digest, PeerId, Round, Tokens, short
 from weft.keys import verify
-from weft.sync.records import acts, counters, messages, quarantine
+from weft.sync.amendments import amended
+from weft.sync.records import acts, counters, messages, quarantine, rewinds
 from weft.sync.records.ancestry import Fork, History, Stretch, fork_point, with_fork, with_taken
 from weft.sync.records.charter import (
     MAX_BANNED,
-    MAX_TOKENS_PER_STEP,
     MAX_UNANSWERED,
     UNANSWERED_FOR,
     Body,
     Charter,
     Expelled,
-    Settings,
     Struck,
     Unanswered,
 )
@@ -135,6 +133,7 @@ def _named(vote: messages.Vote | None) -> tuple[Attempt, Digest] | None:
     return None if vote is None else (vote.attempt, digest_of(vote.manifest))
 
 
+Void = acts.Void
 replace = msgspec.structs.replace
 replaced = dataclasses.replace
 B = TypeVar("B", bound=messages.Brought)
@@ -148,10 +147,7 @@ class Enacted:
     charter: Charter
     removed: tuple[PeerId, ...] = ()  # of the electorate, ascending
     struck: PeerId | None = None  # of those, whose lie was proven: nothing of it is counted
-
-
-class Void(ValueError):
-    """A warrant has no effect; says why, for its author."""
+    is_rewound: bool = False  # the parameters after it are those after an earlier round
 
 
 @lru_cache(maxsize=256)  # asked with every message that holds a manifest
@@ -192,6 +188,8 @@ def _follow(before: Enacted, body: Body, warrant: acts.Warrant) -> Enacted:
         return _expel(before, body, warrant.letters)
     if warrant.letters[0].kind == acts.Finding.__name__:
         return _judge(before, body, warrant.letters)
+    if warrant.letters[0].kind == acts.RewindBallot.__name__:
+        return _rewind_by_votes(before, body, warrant.letters)
     if accused(warrant) is not None:
         return _strike_out(before, body, warrant)
     if len(warrant.letters) != 1:
@@ -330,6 +328,16 @@ def read_finding(signed: Signed) -> acts.Finding:
     return verdict
 
 
+def read_rewind_ballot(signed: Signed) -> acts.RewindBallot:
+    """Return what is signed, once the signature holds.
+
+    Raises:
+        Void: it does not, or is no ballot for going back.
+    """
+    ballot: acts.RewindBallot = _read(signed, acts.RewindBallot)
+    return ballot
+
+
 def _read(signed: Signed, kind: type[Any]) -> Any:
     if len(signed.body) > acts.MAX_LETTER_NBYTES:
         raise Void(f"{len(signed.body)} bytes are more than the {acts.MAX_LETTER_NBYTES} that an act may have")
@@ -358,7 +366,9 @@ def _do(enacted: Enacted, body: Body, deed: acts.AnyDeed) -> Enacted:
             banned = tuple(each for each in charter.banned if each != peer)
             return replaced(enacted, charter=replace(charter, banned=banned))
         case acts.Amend():
-            return replaced(enacted, charter=_amended(charter, body.cursor, deed))
+            return replaced(enacted, charter=amended(charter, body.cursor, deed))
+        case acts.Rewind():
+            return _rewound(enacted, body, deed)
         case acts.Succeed(run=run):
             if run == body.run:
                 raise Void("a run cannot succeed itself")
@@ -394,28 +404,49 @@ def _expel(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
     return _without(replaced(before, charter=replace(charter, expelled=tuple(expelled))), body, first.peer)
 
 
+def _rewind_by_votes(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
+    ballots, voters = [read_rewind_ballot(signed) for signed in letters], [each.signer for each in letters]
+    if voters != sorted(set(voters)) or not set(voters) <= set(body.electorate):
+        raise Void("only members vote, and each once")
+    first = ballots[0].rewind
+    if any((each.run, rewinds.target(each.rewind)) != (body.run, rewinds.target(first)) for each in ballots):
+        raise Void("the ballots are not for going back to one round of this run")
+    if not is_majority(len(voters), len(body.electorate)):
+        raise Void(f"{len(voters)} of {len(body.electorate)} members are not a majority")
+    return _rewound(before, body, first)
+
+
+def _rewound(before: Enacted, body: Body, rewind: acts.Rewind) -> Enacted:
+    if before.is_rewound:
+        raise Void("one round goes back once")
+    if why := rewinds.why_not(before.charter, body.round, rewind):
+        raise Void(why)
+    return replaced(before, charter=rewinds.after(before.charter, body.round, rewind), is_rewound=True)
+
+
 def _judge(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
     verdicts, voters = [read_finding(signed) for signed in letters], [each.signer for each in letters]
     first, charter = verdicts[0], before.charter
     if charter.audits is UNSET:
         raise Void("nobody's work is audited in this run")
-    if not are_judges(voters, body.electorate, PeerId(first.peer)):
-        raise Void("only other members judge a member's work, and each once")
+    judges = quarantine.judges(charter, body.electorate, PeerId(first.peer))
+    if not are_judges(voters, judges, PeerId(first.peer)):
+        raise Void("only other members judge a member's work, none that is in quarantine, and each once")
     named = {(each.run, each.peer, each.round, each.work) for each in verdicts}
     outcomes = {each.outcome for each in verdicts}
     if named != {(body.run, first.peer, first.round, first.work)} or ("equal" in outcomes and len(outcomes) > 1):
         raise Void("the verdicts are not on one work in this run, or some find no fault with it")
     if outcomes == {"equal"}:
         return _cleared(before, body, first, voters)
-    if not is_majority(len(voters), len(body.electorate)):
-        raise Void(f"{len(voters)} of {len(body.electorate)} members are not a majority")
+    if not is_majority(len(voters), len(judges)):
+        raise Void(f"{len(voters)} of {len(judges)} members that judge it are not a majority")
     if outcomes == {"differs"} and may_note_false(charter, PeerId(first.peer), first.round):
-        noted = _with_false(before, body, verdicts)
+        noted = _with_false(before, len(judges), verdicts)
         if noted == before:
             raise Void(f"{short(first.peer)} was banned already for that")
         return noted
     if outcomes == {"differs"}:
-        return _with_false(_banned_as_liar(before, body, PeerId(first.peer), first.round), body, verdicts)
+        return _with_false(_banned_as_liar(before, body, PeerId(first.peer), first.round), len(judges), verdicts)
     return _unanswered(before, body, PeerId(first.peer), first.round)
 
 
@@ -431,11 +462,11 @@ def _cleared(before: Enacted, body: Body, first: acts.Finding, voters: Sequence[
     return replaced(before, charter=quarantine.clear(charter, PeerId(first.peer)))
 
 
-def _with_false(struck: Enacted, body: Body, verdicts: Sequence[acts.Finding]) -> Enacted:
-    """Note what is to be taken out again, where more than half of the electorate say alike what was counted."""
+def _with_false(struck: Enacted, num_judges: int, verdicts: Sequence[acts.Finding]) -> Enacted:
+    """Note what is to be taken out again, where more than half of the judges say alike what was counted."""
     first = verdicts[0]
     for weighed, num in Counter(each.weighed for each in verdicts).items():
-        if weighed is not UNSET and is_majority(num, len(body.electorate)):
+        if weighed is not UNSET and is_majority(num, num_judges):
             charter = counters.with_false(struck.charter, PeerId(first.peer), first.round, weighed)
             return replaced(struck, charter=charter)
     return struck
@@ -445,16 +476,16 @@ def may_note_false(charter: Charter, peer: PeerId, round: Round) -> bool:
     """Return whether members may still say what is to be taken out of a round: evidence that has struck out who brought
     it does not tell what the mean was made of."""
     known = any(each.peer == peer and each.round == round for each in charter.false_works or ())
-    return charter.is_dealt_with(peer, round) and not known
+    return charter.is_dealt_with(peer, round) and not known and not rewinds.is_dropped(charter, round)
 
 
 def is_majority(num_voters: int, num_electors: int) -> bool:
     return 2 * num_voters > num_electors
 
 
-def are_judges(voters: Sequence[PeerId], electorate: Sequence[PeerId], peer: PeerId) -> bool:
-    """Return whether these, ascending, are other members than the one that is judged, and each once."""
-    return list(voters) == sorted(set(voters)) and set(voters) <= set(electorate) - {peer}
+def are_judges(voters: Sequence[PeerId], judges: Sequence[PeerId], peer: PeerId) -> bool:
+    """Return whether these, ascending, are judges, others than the one that is judged, and each once."""
+    return list(voters) == sorted(set(voters)) and set(voters) <= set(judges) - {peer}
 
 
 def is_counted(charter: Charter, peer: PeerId, round: Round) -> bool:
@@ -503,45 +534,6 @@ def _banned_as_liar(before: Enacted, body: Body, peer: PeerId, round: Round) -> 
     struck = sorted([*others, Struck(peer=peer, round=max(round, body.round))], key=lambda each: each.peer)
     banned = tuple(sorted((*charter.banned, peer)))
     return replaced(enacted, charter=replace(charter, banned=banned, struck=tuple(struck)))
-
-
-# --- amendments ---
-
-
-def _amended(charter: Charter, cursor: int, amend: acts.Amend) -> Charter:
-    settings = amended_settings(charter, amend)
-    if settings == charter.settings:
-        raise Void("the run has these settings already")
-    if settings.seq_len == charter.settings.seq_len:
-        return replace(charter, settings=settings)
-    return replace(charter, settings=settings, resized_at=cursor, tokens_before=charter.leased_tokens(cursor))
-
-
-def amended_settings(charter: Charter, amend: acts.Amend) -> Settings:
-    """Return the settings of `charter` with what `amend` changes.
-
-    Raises:
-        Void: the run cannot go on with them.
-    """
-    before, changed = charter.settings, acts.changes_of(amend)
-    of_method = {name: changed.pop(name) for name in ("every", "codec", "reply_codec", "apply") if name in changed}
-    if "apply" in of_method and type(of_method["apply"]) is not type(before.method.apply):
-        kind = before.method.apply.__struct_config__.tag
-        raise Void(f"the outer step is {kind!r}, and its memory fits no other: change only its rates")
-    try:
-        settings = replace(before, **changed, method=replace(before.method, **of_method))
-    except ConfigError as error:
-        raise Void(str(error)) from None
-    for codec in (settings.method.codec, settings.method.reply_codec):
-        if isinstance(codec, ExtensionCodecConfig) and codec not in (before.method.codec, before.method.reply_codec):
-            raise Void(f"codec {codec.name!r} is from outside of weft, and members may not have it")
-    if settings.seq_len > charter.max_seq_len:
-        raise Void(f"a seq_len of {settings.seq_len} is more than the {charter.max_seq_len} that model and data allow")
-    if charter.min_seq_len is not UNSET and settings.seq_len < charter.min_seq_len:
-        raise Void(f"the run's data lie in samples of {charter.min_seq_len} tokens, which seq_len cannot change")
-    if settings.batch_size * settings.seq_len > MAX_TOKENS_PER_STEP:
-        raise Void(f"one training step may take at most {MAX_TOKENS_PER_STEP:,} tokens")
-    return settings
 
 
 def history(head: messages.Manifest, charter: Charter) -> History:
@@ -632,7 +624,7 @@ def enacted(
     if countered is not UNSET:
         if (without := counters.with_taken_out(base, done.charter, countered)) is None:
             raise Void("no such false work can be taken out in this round")
-        done = replaced(done, charter=without)
+        done = replaced(done, charter=rewinds.without_dropped(without) if done.is_rewound else without)
     brought = [each for each in contributions if each.legacy is not None]
     if not brought:
         return done

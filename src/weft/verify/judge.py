@@ -2,25 +2,34 @@
 
     distance    |a - b| / |a - before|         of the parameters: relative to what the auditor's own steps changed
     threshold   of fp32 1.5e-4, of bf16 2.5e-2; of the optimizer's numbers in bf16 3e-2; exact: equal bits
+    new         with AdamW's first step each parameter goes one step along the sign of its gradient: where that is next
+                to nothing, rounding turns the sign. In bf16 that is 0.25 more
 
 Machines of other instruction sets, threads or makers round otherwise. One step in fp32 ended at most 2.1e-6 apart, in
 bf16 8.1e-3 (benchmarks/reports/audit_steps.md). The least that a cheat made of it was 1.0e-2, by a learning rate one
 hundredth lower: in bf16 that is not seen. The next was 9.5e-2, by half the samples. Distances grow with the number of
-steps, in bf16 as well as their square root; what cheats make of them grows no slower.
+steps, in bf16 as well as their square root; what cheats make of them grows no slower. First steps in bf16 ended up to
+6.3e-2 apart: as many signs turn as gradients are smaller than their rounding, whatever the size of the model.
 """
 
-from math import sqrt
+from math import hypot, sqrt
 from typing import Literal
 
 Numerics = Literal["fp32", "bf16", "exact"]
 NONE = -1.0  # no distance is less, not even that of 0 and -0
 ONE_STEP: dict[Numerics, float] = {"fp32": 1.5e-4, "bf16": 2.5e-2, "exact": NONE}
+FIRST: dict[Numerics, float] = {"fp32": 0.0, "bf16": 0.25, "exact": 0.0}
 MOMENTS: dict[Numerics, float] = {"fp32": 1.5e-4, "bf16": 3e-2, "exact": NONE}
 
 
-def threshold(numerics: Numerics, num_steps: int) -> float:
-    """Return the largest distance after so many steps, of states that are not equal, that is held for honest."""
-    return ONE_STEP[numerics] * sqrt(num_steps)
+def threshold(numerics: Numerics, num_steps: int, *, is_new: bool = False) -> float:
+    """Return the largest distance after so many steps, of states that are not equal, that is held for honest.
+
+    Args:
+        is_new: the first of them is the first of an optimizer.
+    """
+    most, first = ONE_STEP[numerics] * sqrt(num_steps), FIRST[numerics] / sqrt(num_steps)
+    return hypot(most, first) if is_new and first else most
 
 
 def threshold_of_moments(numerics: Numerics, num_steps: int) -> float:

@@ -1,7 +1,8 @@
 """Whom one looks at more often. It raises the chance of an audit, and judges nobody.
 
     new           fewer than `NEW` works of it were counted since it came, or since the run began
-    strays        what it shows is far from what others show, until it is back (`weft.peer.loop.outliers`)
+    strays        what it shows is far from what others show, until it is back (`weft.peer.loop.outliers`), or its
+                  training steps are all on one side of theirs (`weft.verify.steering`)
     unanswered    an audit got no answer from it, or it did not open its own, in the last `LASTS` rounds
 
 Each peer knows this by itself, and others need not agree: whoever is asked answers whoever was drawn at

@@ -348,6 +348,11 @@ TABLE: dict[str, Rows] = {
         ),
         **acting("act succeed {peer}"),
     },
+    "act rewind": acting("act rewind 3"),
+    "act vote-rewind": {
+        **dict.fromkeys(("--key", "--connect-with", "--reason", "--wait-s"), ALWAYS),
+        **where("act vote-rewind 3"),
+    },
     "act vote-out": {
         **dict.fromkeys(("--key", "--connect-with", "--reason", "--wait-s"), ALWAYS),
         **where("act vote-out {peer}"),

@@ -51,6 +51,7 @@ from weft.events import (
     Preferred,
     Resumed,
     RoundMissed,
+    RoundsUnlike,
     RunBlocked,
     RunUnblocked,
     Sampled,
@@ -525,6 +526,27 @@ def enacted(kind: str, subject: str = "", num: int = 1, **changes: str) -> ActEn
         (
             MemberStrays(member=B, round=Round(3), what="loss", value=2.5, usual=2.4, is_back=True),
             "the loss of bert is like the others' again",
+        ),
+        (
+            MemberStrays(member=B, round=Round(3), what="steps", value=5e-5, usual=0.0),
+            "training steps of bert are longer than the same made by anna, nearly each time, by 5e-05 on average",
+        ),
+        (
+            MemberStrays(member=B, round=Round(3), what="steps", value=0.0, usual=0.0, is_back=True),
+            "training steps of bert are as long as the same made by anna again",
+        ),
+        (
+            RoundsUnlike(distance=4e-5, held=1.5e-4, num_members=3, num_unlike=2),
+            "made again by anna end up to 4e-05 from those of 2 of 3 members, and up to 0.00015 is held for honest: "
+            "this machine computes otherwise than most",
+        ),
+        (
+            RoundsUnlike(distance=4e-5, held=1.5e-4, num_members=1, num_unlike=1),
+            "from those of a member, and up to 0.00015 is held for honest: one of both rounds otherwise than others do",
+        ),
+        (
+            RoundsUnlike(distance=4e-4, held=1.5e-4, num_members=3, num_unlike=1),
+            "of 1 of 3 members, and up to 0.00015 is held for honest: theirs are false, or this machine computes",
         ),
         (
             NotLearning(round=Round(9), committed_tokens=Tokens(65536), first_loss=3.69, loss=4.31),

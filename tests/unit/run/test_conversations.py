@@ -25,7 +25,8 @@ from weft.run.amend import first_charter
 from weft.run.config import RunFile
 from weft.run.genesis import Sealed, pack_private, read_run, seal
 from weft.store.home import Home
-from weft.sync.governance import Void, amended_settings
+from weft.sync.amendments import amended_settings
+from weft.sync.governance import Void
 from weft.sync.records.acts import Amend
 
 LIMIT = 1_000_000_000

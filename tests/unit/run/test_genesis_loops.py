@@ -12,7 +12,7 @@ from weft.run.amend import amended, amendment, first_charter
 from weft.run.config import FrozenConfig, LoopConfig, SyncConfig, TensorConfig
 from weft.run.genesis import on_corpus, read_run
 from weft.run.outline import TicketAdmission, read_outline
-from weft.sync.governance import amended_settings
+from weft.sync.amendments import amended_settings
 from weft.sync.method.presets import DdpConfig, DeMoConfig, FedAvgConfig, MethodConfig, PowerSgdConfig, spell_out
 
 

@@ -53,7 +53,7 @@ def test_more_than_half_of_the_members_strike_a_key_out_whichever_steps_they_hav
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
-        (found(OTHERS[:2]), "2 of 5 members are not a majority"),
+        (found(OTHERS[:2]), "2 of 5 members that judge it are not a majority"),
         (found([*OTHERS[:2], MEMBERS[0]]), "only other members judge"),
         (found([*OTHERS[:2], Identity.from_seed(bytes(32))]), "only other members judge"),
         (found(OTHERS[:3], "equal"), "does not wait for that"),
@@ -154,7 +154,8 @@ WAITS = replace(
 def test_more_than_half_of_the_settled_members_clear_what_waits() -> None:
     settled = OTHERS[1:]  # three of five members
     assert "1 of 3 members that are not in quarantine" in why_not(found(settled[:1], "equal"), WAITS)
-    assert "2 of 3" in why_not(found([OTHERS[0], *settled[:2]], "equal"), WAITS), "who is in quarantine clears nobody"
+    with_a_newcomer = found([OTHERS[0], *settled[:2]], "equal")
+    assert "none that is in quarantine" in why_not(with_a_newcomer, WAITS), "who is in quarantine clears nobody"
     done = enact(WAITS, BODY, (found(settled[:2], "equal"),))
     assert (done.removed, done.struck, done.charter.banned) == ((), None, ())
     assert [each.is_cleared for each in done.charter.quarantined or ()] == [True, UNSET]
@@ -169,4 +170,36 @@ def test_what_is_cleared_or_is_another_work_or_of_another_round_is_not_cleared_a
 
 
 def test_what_waits_and_is_found_false_strikes_its_key_out() -> None:
-    assert enact(WAITS, BODY, (found(OTHERS[:3]),)).struck == ACCUSED
+    assert enact(WAITS, BODY, (found(OTHERS[1:3]),)).struck == ACCUSED
+
+
+# --- judges ---
+
+
+def with_newcomers(*numbers: int) -> Charter:
+    return replace(AUDITED, quarantined=tuple(Quarantined(peer=NAMES[number], left=1) for number in numbers))
+
+
+@pytest.mark.parametrize("outcome", ["differs", "unanswered"])
+def test_newcomers_that_look_at_nothing_keep_settled_members_from_no_majority(outcome: Outcome) -> None:
+    """Of five members three are settled, the accused among them: two strike it out, as of three members."""
+    before, two = with_newcomers(3, 4), found([MEMBERS[1], MEMBERS[2]], outcome)
+    done = enact(before, BODY, (two,))
+    assert (done.struck == ACCUSED, done.charter.unanswered is not UNSET) == (
+        outcome == "differs",
+        outcome != "differs",
+    )
+    assert "2 of 5" in why_not(two)
+
+
+def test_newcomers_that_lie_are_no_majority_however_many() -> None:
+    before = with_newcomers(2, 3, 4)
+    assert "none that is in quarantine" in why_not(found([MEMBERS[2], MEMBERS[3], MEMBERS[4]]), with_newcomers(3, 4))
+    assert why_not(found([MEMBERS[2], MEMBERS[3], MEMBERS[4]]), before) == "", "beside the accused one settled member"
+
+
+def test_of_the_settled_members_more_than_half_say_alike_what_was_counted() -> None:
+    said = [seal(who, replace(finding(who), weighed=WEIGHED)) for who in (MEMBERS[1], MEMBERS[2])]
+    warrant = Warrant(letters=tuple(sorted(said, key=by)))
+    assert enact(with_newcomers(3, 4), BODY, (warrant,)).charter.false_works
+    assert "1 of 3" in why_not(found([MEMBERS[1]]), with_newcomers(3, 4)), "one alone strikes nobody out"

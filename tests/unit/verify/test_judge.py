@@ -20,6 +20,17 @@ def test_of_more_steps_it_grows_and_more_slowly_than_they_do(numerics: Numerics)
     assert threshold(numerics, 1) < threshold(numerics, 4) < 4 * threshold(numerics, 1)
 
 
+FIRST = 6.3e-2  # of bf16, measured
+
+
+def test_the_first_step_of_an_optimizer_may_lie_farther_apart_in_bf16() -> None:
+    assert 2.5 * FIRST < threshold("bf16", 1, is_new=True) < 0.3
+    assert threshold("bf16", 1) < threshold("bf16", 100, is_new=True) < 1.1 * threshold("bf16", 100)
+    for num_steps in (1, 100):
+        assert threshold("fp32", num_steps, is_new=True) == threshold("fp32", num_steps)
+        assert threshold("exact", num_steps, is_new=True) < 0.0
+
+
 def test_of_exact_numbers_no_distance_is_held_for_honest() -> None:
     """Not even that of 0 and -0: states that are not equal to the bit have been computed otherwise."""
     for num_steps in (1, 100):

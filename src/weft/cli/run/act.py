@@ -6,6 +6,7 @@ takes part from here; neither key leaves this machine.
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -19,7 +20,7 @@ from weft.cli.run.ticket import ticket_here
 from weft.clock import SystemClock
 from weft.config import dump
 from weft.errors import ActVoid, ConfigError, KeyFileError, Refused
-from weft.ids import PeerId, RunId, several, short
+from weft.ids import PeerId, Round, RunId, several, short
 from weft.wire import Signed, printable
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _Peer = Annotated[str, typer.Argument(help="Public key, or the first digits of a member's.", show_default=False)]
+_Round = Annotated[int, typer.Argument(help="The last round whose training stays.", min=1, show_default=False)]
 _Reason = Annotated[str, typer.Option(help="The reason; everybody can read it.")]
 _VoterKey = Annotated[Path | None, typer.Option(help="Key file of a member. Default: the one that trains here.")]
 _WaitS = Annotated[float, typer.Option(help="Seconds to wait for the decision.", min=0)]
@@ -63,13 +65,15 @@ class Act:
 
 def make_app() -> typer.Typer:
     app = typer.Typer(
-        help="Act on a run: show, remove, ban, pardon, amend, succeed, vote-out (docs/stewards.md).",
+        help="Act on a run: remove, ban, pardon, amend, succeed, rewind, or vote as a member (docs/stewards.md).",
         no_args_is_help=True,
         rich_markup_mode=None,
     )
     for verb in (show, remove, ban, pardon, amend, succeed):
         app.command(verb.__name__)(verb)
+    app.command("rewind")(rewind)
     app.command("vote-out")(vote_out)
+    app.command("vote-rewind")(vote_rewind)
     return app
 
 
@@ -155,31 +159,66 @@ def succeed(
 
 
 @spread
-def vote_out(
-    context: typer.Context,
-    peer: _Peer,
-    key: _VoterKey = None,
+def rewind(context: typer.Context, round: _Round, *, act: Act, where: Where) -> None:
+    """Go on with the parameters after an earlier round, one of the last 16: what was trained since is dropped."""
+    from weft.launch.visit import ask_rewind
+
+    async def deed(node: "Node", _answer: "CharterAnswer", reason: str) -> "AnyDeed":
+        return await ask_rewind(node, Round(round), reason, SystemClock())
+
+    _act_by(context, act, where, deed)
+
+
+@dataclass(frozen=True)
+class Vote:
+    """Who votes, and why."""
+
+    key: _VoterKey = None
     connect_with: Annotated[
         Path | None, typer.Option(help="Key file to connect with, if the run admits by key: one that trains nowhere.")
-    ] = None,
-    reason: _Reason = "",
-    wait_s: _WaitS = 5.0,
-    *,
-    where: Where,
-) -> None:
+    ] = None
+    reason: _Reason = ""
+    wait_s: _WaitS = 5.0
+
+
+@spread
+def vote_out(context: typer.Context, peer: _Peer, *, vote: Vote, where: Where) -> None:
     """Vote, as a member, to remove another; it takes more than half of the members."""
-    from weft.keys import Identity, load_identity
     from weft.launch.visit import ballot_of
 
-    found = _ticket(context, where)
-    voter = load_identity(key) if key is not None else _member_here(context, found)
+    async def letter(voter: "Identity", node: "Node", answer: "CharterAnswer") -> Signed:
+        return ballot_of(voter, node, answer.charter, _key_of(peer, answer.members), _checked(vote.reason))
 
-    def letter(node: "Node", answer: "CharterAnswer") -> Signed:
-        return ballot_of(voter, node, answer.charter, _key_of(peer, answer.members), _checked(reason))
+    _vote(context, vote, where, letter)
 
+
+@spread
+def vote_rewind(context: typer.Context, round: _Round, *, vote: Vote, where: Where) -> None:
+    """Vote, as a member, to go back to the parameters after an earlier round; it takes more than half of them."""
+    from weft.launch.visit import ask_rewind, rewind_ballot_of
+
+    async def letter(voter: "Identity", node: "Node", _answer: "CharterAnswer") -> Signed:
+        return rewind_ballot_of(voter, node, await ask_rewind(node, Round(round), _checked(vote.reason), SystemClock()))
+
+    _vote(context, vote, where, letter)
+
+
+# --- handing in ---
+
+
+def _vote(
+    context: typer.Context,
+    vote: Vote,
+    where: Where,
+    letter: "Callable[[Identity, Node, CharterAnswer], Awaitable[Signed]]",
+) -> None:
+    from weft.keys import Identity, load_identity
+
+    found, connect_with = _ticket(context, where), vote.connect_with
+    voter = load_identity(vote.key) if vote.key is not None else _member_here(context, found)
     try:
         visitor = Identity.generate() if connect_with is None else load_identity(connect_with)
-        _hand_in(found, visitor, letter, wait_s, where.transports)
+        _hand_in(found, visitor, partial(letter, voter), vote.wait_s, where.transports)
     except Refused as error:
         if found.secret is not None or connect_with is not None:
             raise
@@ -189,26 +228,32 @@ def vote_out(
         ) from error
 
 
-# --- handing in ---
-
-
 def _act(context: typer.Context, act: Act, where: Where, deed: "Callable[[CharterAnswer, str], AnyDeed]") -> None:
+    async def at_once(_node: "Node", answer: "CharterAnswer", reason: str) -> "AnyDeed":
+        return deed(answer, reason)
+
+    _act_by(context, act, where, at_once)
+
+
+def _act_by(
+    context: typer.Context, act: Act, where: Where, deed: "Callable[[Node, CharterAnswer, str], Awaitable[AnyDeed]]"
+) -> None:
     from weft.keys import load_identity
     from weft.launch.visit import act_of
 
     reason, ticket, steward = _checked(act.reason), _ticket(context, where), load_identity(act.key)
 
-    def letter(node: "Node", answer: "CharterAnswer") -> Signed:
+    async def letter(node: "Node", answer: "CharterAnswer") -> Signed:
         stewards = answer.charter.stewards
         if not stewards:
             raise ActVoid(
                 f"run {short(ticket.run)} has no stewards, so nobody can change it alone. A majority of its members "
-                "can remove a key: weft act vote-out"
+                "can remove a key or go back: weft act vote-out, vote-rewind"
             )
         if steward.peer not in stewards:
             listed = ", ".join(short(each) for each in stewards)
             raise ActVoid(f"{act.key} holds {short(steward.peer)}, which may not change this run. Stewards: {listed}.")
-        return act_of(steward, node, answer.charter, deed(answer, reason))
+        return act_of(steward, node, answer.charter, await deed(node, answer, reason))
 
     _hand_in(ticket, steward, letter, act.wait_s, where.transports)
 
@@ -216,7 +261,7 @@ def _act(context: typer.Context, act: Act, where: Where, deed: "Callable[[Charte
 def _hand_in(
     ticket: "Ticket",
     identity: "Identity",
-    letter: "Callable[[Node, CharterAnswer], Signed]",
+    letter: "Callable[[Node, CharterAnswer], Awaitable[Signed]]",
     wait_s: float,
     transports: str | None,
 ) -> None:
@@ -225,7 +270,7 @@ def _hand_in(
     from weft.peer.round.acts import kind_of, subject_of
 
     async def work(node: "Node") -> "tuple[Signed, HandInAnswer]":
-        signed = letter(node, await ask_charter(node, SystemClock()))
+        signed = await letter(node, await ask_charter(node, SystemClock()))
         return signed, await hand_in(node, signed, SystemClock(), wait_s)
 
     signed, answer = _visit(ticket, identity, transports, work)
@@ -321,6 +366,7 @@ def describe(answer: "CharterAnswer") -> str:
     lines += stewards or ["steward   none: nobody can act alone"]
     lines += [f"banned    {peer}" for peer in charter.banned]
     lines += [f"voted out {each.peer}  {several(each.times, 'time')}" for each in charter.expelled]
+    lines += [f"went back in round {each.at} to the parameters after round {each.to}" for each in charter.rewound or ()]
     if charter.successor is not None:
         when = "ended with it" if charter.successor.is_at_once else "once this one is complete"
         lines.append(f"successor {charter.successor.run}  {when}")

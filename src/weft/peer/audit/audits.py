@@ -7,27 +7,32 @@ differs, unanswered       a verdict for all members, each of whom looks for itse
                               more than half come to the same      a manifest strikes out, or counts that it did not
                                                                    answer (`weft.sync.governance`)
                               this peer finds nothing              the accuser is believed less, and then no more
+training steps that lean  who makes them is looked at more often (`weft.verify.steering`)
+far from most members     this machine rounds otherwise than they do: an event (`weft.verify.calibration`)
 a seal broken             the auditor is believed less; not opened: looked at more often (`weft.verify.seals`)
 """
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 
 from msgspec import UNSET
 
 from weft.config import alike
-from weft.events import AuditorDoubted, Emit, MergeAudited, MergeDoubted, WorkAudited, WorkDoubted
+from weft.events import AuditorDoubted, Emit, MemberStrays, MergeAudited, MergeDoubted, WorkAudited, WorkDoubted
 from weft.ids import Digest, PeerId, Round
 from weft.net.messages import MAX_REASON_CHARS
-from weft.peer.audit.auditor import Audit, Auditor
+from weft.peer.audit.auditor import Auditor
+from weft.peer.audit.checks import Audit
 from weft.peer.audit.counters import Counters
 from weft.peer.audit.heads import Heads
 from weft.peer.audit.kept import Kept
+from weft.peer.audit.leases.earlier import Earlier
 from weft.peer.audit.leases.starts import Starts
 from weft.peer.audit.looking import is_heard, is_told
 from weft.peer.audit.merges import Merge, Merges
-from weft.peer.audit.outcome import ANSWER_ROUNDS, Found
+from weft.peer.audit.outcome import ANSWER_ROUNDS, Found, unlike_told
 from weft.peer.audit.sealing import Broken, Sealing
 from weft.peer.audit.trace import Trace
 from weft.peer.audit.worker import Worker
@@ -35,6 +40,7 @@ from weft.peer.context import Context
 from weft.peer.round.driver import RoundDriver
 from weft.peer.state.carry import Carry
 from weft.peer.state.replica import Replica
+from weft.run.trust import AuditedTrust
 from weft.sync.governance import findings_in
 from weft.sync.merge.reduce import EncodedPart
 from weft.sync.records import quarantine
@@ -44,10 +50,15 @@ from weft.sync.records.index import StateIndex
 from weft.sync.records.messages import Counted, Manifest, payload_of
 from weft.tasks import Tasks
 from weft.training.trainer import Trainer
+from weft.verify.calibration import Apart, Calibration, Unlike
 from weft.verify.draw import Draw
 from weft.verify.evidence.evidence import Lie
+from weft.verify.judge import threshold
+from weft.verify.steering import Steering
 from weft.verify.suspicion import Suspicion
 from weft.wire import Signed, digest_of, seal
+
+STEPS = "steps"  # of which somebody strays
 
 
 @dataclass(frozen=True)
@@ -80,10 +91,14 @@ class Audits:
         self._sealing = Sealing(context, replica, self._seal_broken)
         self._worker = Worker(context, trainer, replica, self.trace, self.heads, self._sealing, tasks)
         self._starts = Starts(context, self.trace)
+        self.earlier = Earlier(context, replica, self.heads, self.trace)
         self._taken: _Taken | None = None
         self._num_false = Counter[PeerId]()
         self._has_gone_on = False
         self.suspicion = Suspicion()
+        self._steering = Steering()
+        self._calibration = Calibration()
+        self._told_unlike: Unlike | None = None
 
     @property
     def is_awaited(self) -> bool:
@@ -105,12 +120,15 @@ class Audits:
         for work in self.trace.works:  # others may have been started again, too
             rounds.works.keep(work)
         self._sealing.begin(rounds.works)
+        rounds.go_back_by(self.earlier)
         rounds.acts.on_verdict(self._heard)
         rounds.acts.on_lie(self._proven)
 
     def note(self, manifest: Manifest, charter: Charter, state: StateIndex) -> None:
         """Note that the replicated vectors after a manifest, this peer's head, are those of an index."""
         self.heads.note(manifest, charter, state, self._context.clock.now())
+        if (head := self.heads.known(digest_of(manifest))) is not None:
+            self.earlier.note(head)
         if self._taken is not None and not self._has_gone_on:
             self._has_gone_on = True
             self._go_on(self._taken.rounds, manifest)
@@ -151,6 +169,7 @@ class Audits:
         async with self._context.learner_lock:
             await compute.train(self.trace.close)
             await compute.serve(settle)
+            self.earlier.forget()
             await compute.train(lambda: self.trace.settle(manifest, counted, is_offered))
             self._carry.is_held = quarantine.has_held(self._replica.charter, self._context.node.peer)
 
@@ -171,6 +190,8 @@ class Audits:
     def _decided(self, manifest: Manifest) -> None:
         counted = [PeerId(each.peer) for each in manifest.contributions if each.work is not UNSET]
         self.suspicion.decided(manifest.round, manifest.members, counted)
+        self._steering.decided(manifest.members)
+        self._calibration.decided(manifest.members)
 
     def _draw(self, manifest: Manifest) -> None:
         assert self._taken is not None
@@ -180,8 +201,8 @@ class Audits:
         if self._replica.charter.audits and me in electorate and not is_old:
             draw = Draw(run=manifest.run, branch=manifest.branch, round=manifest.round, manifest=name)
             ticket = seal(self._context.identity, draw)
-            self._taken.auditor.follow(manifest, ticket, electorate, self.suspicion.times)
-            self._taken.merges.follow(manifest, ticket, electorate, self.suspicion.times)
+            self._taken.auditor.follow(manifest, ticket, self.suspicion.times)
+            self._taken.merges.follow(manifest, ticket, self.suspicion.times)
 
     def _hear_again(self) -> None:
         """Look into what others have found: this peer may not have known the work, or the round."""
@@ -226,12 +247,44 @@ class Audits:
         else:
             self._context.emit(told)
         peer, taken = PeerId(audit.work.peer), self._taken
+        self._compared(audit, peer, found)
         if taken is not None and taken.auditor.is_awaited(audit):
             if found.outcome == "unanswered":
                 return  # it is not counted
             if found.outcome == "equal":
                 self._tell(peer, audit.round, audit.name, audit.link.before, found)
         self._conclude(peer, audit.round, audit.name, audit.link.before, found, audit.accuser)
+
+    def _compared(self, audit: Audit, peer: PeerId, found: Found) -> None:
+        """Note how near this machine came to a member's training steps, and on which side."""
+        trust, num_steps = self._replica.run.trust, audit.link.num_steps
+        if not isinstance(trust, AuditedTrust) or trust.is_exact:
+            return
+        held = threshold(trust.numerics, num_steps, is_new=audit.is_new)
+        if found.outcome == "equal":
+            self._note_lean(audit, peer, found.lean, held)
+        if found.outcome == "equal" or found.apart is not None:
+            self._note_apart(peer, found.apart or Apart(0.0, held))
+
+    def _note_lean(self, audit: Audit, peer: PeerId, lean: float, held: float) -> None:
+        steered = self._steering.note(peer, lean, held)
+        if steered is not None:
+            self.suspicion.strays(peer, STEPS, steered.is_back)
+            strays = MemberStrays(
+                member=peer, round=audit.round, what=STEPS, value=steered.mean, usual=0.0, is_back=steered.is_back
+            )
+            self._context.emit(strays)
+
+    def _note_apart(self, peer: PeerId, apart: Apart) -> None:
+        if not isfinite(apart.distance):
+            return  # no machine rounds like that
+        self._calibration.note(peer, apart)
+        unlike = self._calibration.unlike
+        if unlike is None or not unlike.is_this:
+            return
+        if not self._told_unlike or (unlike.is_beyond and not self._told_unlike.is_beyond):
+            self._told_unlike = unlike
+            self._context.emit(unlike_told(unlike))
 
     def _proven(self, lie: Lie, _warrant: Warrant) -> None:
         """Say what a round has counted of work that is proven to be false: evidence does not tell."""

@@ -22,7 +22,7 @@ Failure:
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec import UNSET, UnsetType
 
@@ -44,6 +44,7 @@ from weft.sync.records.acts import Weighed
 from weft.sync.records.charter import Charter, FalseWork
 from weft.sync.records.counters import WITHIN, due, of, why_none
 from weft.sync.records.messages import Certificate, Collect, Manifest, next_base, parts_in
+from weft.sync.records.rewinds import is_dropped
 from weft.sync.round.shares import is_plain, weighed
 from weft.wire import MAX_RECORD_NBYTES, Buffer, decode, digest_of, encode
 
@@ -51,6 +52,7 @@ MAX_LIST_NBYTES = 2 * HASH_NBYTES * MAX_MEMBERS
 SMALL_S = 20.0
 MOST_TRIES = 2
 DISAGREED = "the members that judged it did not say alike what was counted of it"
+UNSAID = "no majority of those that judge has said in time what was counted of it"
 MIXED = "that round had taken in what a branch had trained, or taken out another false work"
 CHANGED = "the method was changed meanwhile"
 LOST = "not all that it takes was kept by somebody"
@@ -216,10 +218,12 @@ class Counters:
         for each in works:
             if each.taken_out is UNSET and manifest.round == each.round + WITHIN:
                 self._tell_stays(manifest, PeerId(each.peer), each.round, self._why(each))
+        self._tell_unsaid(manifest)
 
     def _tell_struck_out(self, manifest: Manifest, peer: PeerId, round: Round, work: Digest) -> None:
         """Say where nothing can be taken out of what a key has just been struck out for: training steps, not a part."""
-        if (known := self._counted(round, work)) is None:
+        known = self._counted(round, work)
+        if known is None or is_dropped(self._replica.charter, round):
             return
         false = of(self._replica.charter, peer)
         if false is None or false.round != round:
@@ -231,11 +235,30 @@ class Counters:
         """Say where nothing can be taken out of work that is proven false: else verdicts say what is."""
         round = self._heads.counted_in(work)
         known = None if round is None else self._counted(round, work)
-        if round is not None and known is not None and (why := why_not(*known)):
-            self._tell_stays(manifest, peer, round, why)
+        if round is None or known is None or is_dropped(self._replica.charter, round):
+            return
+        if (why := why_not(*known)) or manifest.round > round + WITHIN:
+            self._tell_stays(manifest, peer, round, why or UNSAID)
+
+    def _tell_unsaid(self, manifest: Manifest) -> None:
+        """Say where evidence has struck a key out, and no majority has said in time what was counted of its work."""
+        round, last = Round(manifest.round - WITHIN), self._heads.until(digest_of(manifest))[-1 - WITHIN :]
+        said = {(each.peer, each.round) for each in self._replica.charter.false_works or ()}
+        for peer, work in dict.fromkeys(_proven(each.manifest for each in last)):
+            known = self._counted(round, work) if (peer, round) not in said else None
+            if known is not None and not why_not(*known) and not is_dropped(self._replica.charter, round):
+                self._tell_stays(manifest, peer, round, UNSAID)
 
     def _why(self, false: FalseWork) -> str:
         return LOST if false.weighed.method == digest_of(self._replica.charter.settings.method) else CHANGED
 
     def _tell_stays(self, manifest: Manifest, peer: PeerId, round: Round, why: str) -> None:
         self._context.emit(WorkStays(round=manifest.round, member=peer, counted_in=round, why=why))
+
+
+def _proven(manifests: Iterable[Manifest]) -> list[tuple[PeerId, Digest]]:
+    """Return whom rounds have struck out by evidence, and for which works."""
+    lies = [
+        read_lie(each) for manifest in manifests for each in manifest.acts if accused(each) and not findings_in(each)
+    ]
+    return [(each.peer, each.work) for each in lies if each.work is not None]

@@ -3,11 +3,14 @@ digests of the outer parameters then. The last of them are on disk: who is start
 
 from pathlib import Path
 
+from msgspec import UNSET, UnsetType
+
 from weft.errors import DataError, DiskFull
 from weft.events import Emit, Notice
 from weft.ids import Digest, PeerId, Round
 from weft.store.home import RecordFile
 from weft.sync.merge.method import OUTER
+from weft.sync.records import quarantine
 from weft.sync.records.charter import Charter
 from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
 from weft.sync.records.messages import Manifest, own_work, works_in
@@ -21,6 +24,14 @@ class Head(Record, frozen=True, kw_only=True):
     manifest: Manifest
     charter: Charter
     outer: VectorIndex
+    memory: tuple[VectorIndex, ...] | UnsetType = UNSET  # the other replicated vectors; unset: they are not known
+
+    @property
+    def index(self) -> StateIndex | None:
+        """What the state after the manifest is called by; None: it is not known."""
+        if self.memory is UNSET:
+            return None
+        return StateIndex(vectors=tuple(sorted((self.outer, *self.memory), key=lambda each: each.name)))
 
 
 class _Newest(Record, frozen=True, kw_only=True):
@@ -49,7 +60,7 @@ class Heads:
         if digest_of(manifest) in self._kept:
             return
         outer = state.vector(OUTER)
-        self._keep(Head(manifest=manifest, charter=charter, outer=outer))
+        self._keep(Head(manifest=manifest, charter=charter, outer=outer, memory=state.without(OUTER)))
         for forgotten_round in list(self._noted_at)[:-MAX_KEPT]:
             del self._noted_at[forgotten_round]
         for forgotten in list(self._kept)[:-MAX_KEPT]:
@@ -76,6 +87,10 @@ class Heads:
         self._kept.clear()
         self._counted.clear()
         self._held.clear()
+
+    def newest(self, num: int) -> list[Head]:
+        """Return the last so many, oldest first."""
+        return list(self._kept.values())[-num:]
 
     def known(self, manifest: Digest) -> Head | None:
         return self._kept.get(manifest)
@@ -130,6 +145,14 @@ class Heads:
 
     def electorate(self, manifest: Digest) -> tuple[PeerId, ...]:
         """Return who decided a manifest; nobody: that is not known here."""
-        found = self._kept.get(manifest)
-        before = None if found is None else self._kept.get(Digest(found.manifest.previous))
+        before = self._before(manifest)
         return () if before is None else before.manifest.members
+
+    def judges(self, manifest: Digest, peer: PeerId) -> tuple[PeerId, ...]:
+        """Return who may be drawn to look at what a manifest names of a member; nobody: that is not known here."""
+        before = self._before(manifest)
+        return () if before is None else quarantine.judges(before.charter, before.manifest.members, peer)
+
+    def _before(self, manifest: Digest) -> Head | None:
+        found = self._kept.get(manifest)
+        return None if found is None else self._kept.get(Digest(found.manifest.previous))

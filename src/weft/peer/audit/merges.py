@@ -18,7 +18,7 @@ Failure:
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -148,17 +148,17 @@ class Merges:
                 found.append(decode(path.read_bytes(), Heard, max_nbytes=MAX_HEARD_NBYTES))
         return {digest_of(each.manifest): each for each in sorted(found, key=lambda each: each.manifest.round)}
 
-    def follow(
-        self, manifest: Manifest, ticket: Signed, electorate: Sequence[PeerId], times: Callable[[PeerId], float]
-    ) -> None:
+    def follow(self, manifest: Manifest, ticket: Signed, times: Callable[[PeerId], float]) -> None:
         """Draw what this peer merges again of a round whose outer step is made; arguments as of `Auditor.follow`."""
-        audits = self._replica.charter.audits
+        audits, name, me = self._replica.charter.audits, digest_of(manifest), self._context.node.peer
         assert audits
         for part, each in enumerate(manifest.parts):
-            rate = times(PeerId(each.owner)) * audits.rate
-            is_drawn = drawn(ticket.signature, Digest(each.result), rate, len(electorate), 1) is not None
-            if is_drawn and each.owner != self._context.node.peer:
-                self._begin(Merge(digest_of(manifest), manifest.round, part, PeerId(each.owner), Digest(each.result)))
+            owner, result = PeerId(each.owner), Digest(each.result)
+            judges, rate = self._heads.judges(name, owner), times(owner) * audits.rate
+            if owner == me or me not in judges:
+                continue
+            if drawn(ticket.signature, result, rate, len(judges), 1) is not None:
+                self._begin(Merge(name, manifest.round, part, owner, result))
 
     def look_again(self, letter: Signed, verdict: Finding) -> bool:
         """Merge again what another has found a fault with; return whether it can be done here, or was."""

@@ -6,8 +6,10 @@ An answer may take some rounds and some seconds, both: rounds may be short, and 
 from dataclasses import dataclass
 
 from weft.clock import Clock
+from weft.events import RoundsUnlike
 from weft.peer.round.driver import RoundDriver
 from weft.sync.records.acts import Outcome, Warrant
+from weft.verify.calibration import Apart, Unlike
 
 ANSWER_ROUNDS, ANSWER_S = 4, 30.0
 ASK_AGAIN_S = 1.0
@@ -19,6 +21,8 @@ class Found:
 
     Args:
         distance: between both states, where steps were done again: relative to what they changed.
+        apart: the same of the vector that lies farthest, and how far it may; None: no two states were compared.
+        lean: as of `weft.verify.steering`.
         proof: what shows it to anybody; None: a majority has to look for itself.
     """
 
@@ -26,6 +30,18 @@ class Found:
     why: str = ""
     distance: float = 0.0
     proof: Warrant | None = None
+    apart: Apart | None = None
+    lean: float = 0.0
+
+
+def unlike_told(unlike: Unlike) -> RoundsUnlike:
+    """Return the event that says how this machine rounds."""
+    return RoundsUnlike(
+        distance=unlike.farthest.distance,
+        held=unlike.farthest.held,
+        num_members=unlike.num_members,
+        num_unlike=unlike.num_unlike,
+    )
 
 
 class Patience:

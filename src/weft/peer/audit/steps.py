@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from math import inf, isfinite
 
 import torch
 from jaxtyping import Float32
@@ -19,6 +20,8 @@ from weft.sync.merge.reduce import encode_payload
 from weft.sync.records.parts import cut
 from weft.sync.records.work import Segment
 from weft.training.trainer import Trainer
+from weft.verify.calibration import Apart
+from weft.verify.judge import Numerics, threshold, threshold_of_moments
 from weft.wire import Buffer, digest_of
 
 LOCAL, ERROR = "local", "error"
@@ -124,3 +127,45 @@ def shape_of(trainer: Trainer) -> dict[str, int]:
 def memory_of(trainer: Trainer) -> dict[str, Tensor]:
     """Return the optimizer's vectors."""
     return {name: value for name, value in trainer.private_state().items() if value.is_floating_point()}
+
+
+def distance(before: Tensor, mine: Tensor, theirs: Tensor) -> float:
+    """Return how far two states lie apart, relative to what the steps changed: infinite where one is no number."""
+    moved, apart = float((mine - before).double().norm()), float((theirs - mine).double().norm())
+    if not isfinite(apart):
+        return inf
+    return apart / moved if moved else inf if apart else 0.0
+
+
+def lean(before: Tensor, mine: Tensor, theirs: Tensor) -> float:
+    """Return by how much their steps are longer than this machine's, along both (`weft.verify.steering`)."""
+    apart, along = (theirs - mine).double(), (mine - before).double().add_(theirs - before).div_(2)
+    found = float(apart.dot(along) / along.dot(along))
+    return found if isfinite(found) else 0.0
+
+
+def farthest(numerics: Numerics, num_steps: int, apart: Mapping[str, float], *, is_new: bool = False) -> Apart:
+    """Return how far a state lies from what this machine comes to, by the vector that lies farthest.
+
+    Args:
+        apart: by vector, where one differs.
+        is_new: the first of the steps is the first of an optimizer.
+    """
+    parameters, memory = threshold(numerics, num_steps, is_new=is_new), threshold_of_moments(numerics, num_steps)
+    measured = [Apart(far, parameters if name == LOCAL else memory) for name, far in apart.items()]
+    return max(measured, key=lambda each: each.share, default=Apart(0.0, parameters))
+
+
+def why_unlike(numerics: Numerics, num_steps: int, apart: Mapping[str, float], *, is_new: bool = False) -> str | None:
+    """Return what an honest machine does not come to by so many steps; None: nothing.
+
+    Args:
+        apart: by vector of a state, the distance from what this machine comes to.
+        is_new: the first of the steps is the first of an optimizer.
+    """
+    parameters, memory = threshold(numerics, num_steps, is_new=is_new), threshold_of_moments(numerics, num_steps)
+    wrong = [name for name, far in apart.items() if not far <= (parameters if name == LOCAL else memory)]
+    if not wrong:
+        return None
+    what = "parameters" if wrong == [LOCAL] else f"numbers ({', '.join(wrong)})"
+    return f"it came to other {what} by these training steps"

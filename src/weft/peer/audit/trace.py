@@ -46,7 +46,7 @@ from weft.peer.state.replica import Replica
 from weft.store.chunks import state_index
 from weft.store.home import RecordFile
 from weft.sync.merge.method import OUTER
-from weft.sync.records.index import StateIndex
+from weft.sync.records.index import StateIndex, VectorIndex
 from weft.sync.records.messages import Counted, Manifest
 from weft.sync.records.work import MAX_SEGMENTS, Segment, Work
 from weft.training.trainer import Trainer
@@ -74,8 +74,13 @@ class Piece(Record, frozen=True, kw_only=True):
         Raises:
             CheckpointError: as `KeptVectors.read`.
         """
-        name = OUTER if OUTER in self.start.index.shape else LOCAL
+        name = self.outer_index.name
         return self.start.read(folder, name)[name]
+
+    @property
+    def outer_index(self) -> VectorIndex:
+        """The outer parameters that it began at, as they lie in the file."""
+        return self.start.index.vector(OUTER if OUTER in self.start.index.shape else LOCAL)
 
     def nearest(self, folder: Path, num_steps: int) -> tuple[int, dict[str, Tensor]]:
         """Return the last state that is kept before or after so many steps, and how many it is after.
@@ -395,6 +400,12 @@ class Trace:
     def known(self, work: Digest) -> Told | None:
         """Return what was announced under this name, as far as audits may ask for it."""
         return self._kept.get(work)
+
+    def began_at(self, manifest: Digest) -> Piece | None:
+        """Return a segment that began at the parameters after a manifest, as far as it is kept; None: none is."""
+        pieces = [piece for told in list(self._kept.values()) for piece in told.pieces]
+        pieces += [] if self._open is None else self._open.pieces
+        return next((each for each in pieces if each.segment.head == manifest), None)
 
     @property
     def counted(self) -> tuple[Told, ...]:

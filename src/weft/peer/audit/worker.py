@@ -196,13 +196,13 @@ class Worker:
         if (draw.run, draw.branch, draw.round) != (manifest.run, manifest.branch, manifest.round):
             return "the ticket says two things"
         names = [name for _, name in works_in(manifest)]
-        electorate = self._heads.electorate(draw.manifest)
+        judges = self._heads.judges(draw.manifest, self._context.node.peer)
         segments, every = told.work.segments, audits.trace_every
         rate = TIMES * audits.rate  # it may suspect this peer, for reasons of its own
         if any(each.work == work for each in manifest.held or ()):  # all look at what waits
-            rate = len(electorate) - 1.0
-        number = drawn(ticket.signature, work, rate, len(electorate), num_links(segments, every))
-        if work not in names or peer not in electorate or number is None:
+            rate = len(judges) - 1.0
+        number = drawn(ticket.signature, work, rate, len(judges), num_links(segments, every))
+        if work not in names or peer not in judges or number is None:
             return "the ticket draws nobody for this work"
         return told, link(segments, every, number)
 

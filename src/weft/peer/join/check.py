@@ -6,7 +6,8 @@
     replayed    as of an archive (`weft.peer.audit.leases.replays`)
 
 An event says what came of each. In exact numbers a difference ends this peer: it says whose work it was. Elsewhere it
-is a warning.
+is a warning, and may be this machine's: an event says how far it came from the members' work, where that is farther
+than honest machines usually come. Where it came near to nobody's, this peer ends: it would be struck out.
 
 It is no member yet, so nobody waits for it meanwhile. Who comes back while it still is one brings its work at once.
 What the parameters were that a lease of before began at is not known here: that is for audits of members.
@@ -20,6 +21,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 from msgspec import UNSET
 
@@ -32,6 +34,7 @@ from weft.keys import verify
 from weft.net.multi_source import Blob, pull, small_from
 from weft.peer.audit.heads import Head
 from weft.peer.audit.leases.replays import Case, NotHere, Replayed, Replays, Shown
+from weft.peer.audit.outcome import unlike_told
 from weft.peer.audit.steps import LOCAL, Away
 from weft.peer.context import Context
 from weft.peer.messages import MAX_CERTIFICATES, ChainAnswer, ChainRequest, WorkAnswer, WorkRequest
@@ -47,6 +50,8 @@ from weft.sync.records.messages import Counted, Manifest
 from weft.sync.records.work import Work
 from weft.tasks import to_the_end
 from weft.training.trainer import Trainer
+from weft.verify.calibration import Apart, Calibration
+from weft.verify.judge import threshold
 from weft.wire import Buffer, Signed, decode, digest_of, unseal
 
 LAST = MAX_CERTIFICATES  # rounds: as many as one answer tells, and less than for which peers keep what they began with
@@ -105,7 +110,7 @@ class EntryCheck:
         wanted = self._context.settings.check
         if not wanted or not head.round or self._node.peer in head.members:
             return
-        drawn, num, began = await self._drawn(head), 0, self._context.clock.now()
+        drawn, num, began, calibration = await self._drawn(head), 0, self._context.clock.now(), Calibration()
         for each in drawn:
             if num == wanted or self._context.clock.now() - began > PATIENCE_S:
                 break
@@ -117,6 +122,8 @@ class EntryCheck:
                 num += 1
                 began = self._context.clock.now()
                 self._tell(each, found)
+                self._note(calibration, each.peer, found)
+        self._calibrated(calibration)
         if drawn and num < wanted:
             text = f"of others' last training this peer could make {several(num, 'lease')} again, of {wanted} that it"
             self._context.emit(Notice(text=f"{text} would: members show no more of it now"))
@@ -138,6 +145,32 @@ class EntryCheck:
                 f"round {drawn.by.round} of this run counts what {drawn.peer} has not done: {found.why}. This machine "
                 "has made these training steps again, and does not join. Tell the run's members; --check 0 joins "
                 "without a look."
+            )
+
+    def _note(self, calibration: Calibration, peer: PeerId, found: Replayed) -> None:
+        """Note how near this machine came to a lease, where that is a matter of rounding."""
+        is_measured = found.outcome != "differs" or 0.0 < found.distance < inf
+        if not self._trust.is_exact and is_measured:
+            held = found.held or threshold(self._trust.numerics, max(found.num_steps, 1))
+            calibration.note(peer, Apart(found.distance, held))
+
+    def _calibrated(self, calibration: Calibration) -> None:
+        """Say so where this machine came less near than honest machines usually do.
+
+        Raises:
+            PeerError: it came near to no lease of any member.
+        """
+        unlike = calibration.unlike
+        if unlike is None:
+            return
+        self._context.emit(unlike_told(unlike))
+        if calibration.is_apart_from_all:
+            raise PeerError(
+                f"this machine has made training steps of {unlike.num_members} members again, and each time it came to "
+                f"something else, up to {unlike.farthest.share:.3g} times as far from theirs as is held for honest. "
+                "Either all of that is false, or this machine computes otherwise than theirs do: they would find its "
+                "own work false, and ban its key. So it does not join. Train on such a device and with such a version "
+                "of torch as they have; --check 0 joins without a look."
             )
 
     @property

@@ -50,6 +50,7 @@ from weft.peer.state.state_client import MAX_DONORS, Offered, StateClient, joine
 from weft.progress import Meter
 from weft.store.chunks import Partial, chunks, drop, index_of, state_index
 from weft.sync.merge.sharded import gathered
+from weft.sync.records import rewinds
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest
 from weft.wire import Buffer, digest, digest_of, encode
@@ -177,6 +178,8 @@ class StateServer:
         if head.branch != pin.head.branch:
             return False
         since = chain.after(pin.head.round, head.round - pin.head.round)
+        if any(rewinds.decided(certificate.manifest) is not None for certificate in since or ()):
+            return False  # that takes more than results
         parts = [part for certificate in since or () for part in certificate.manifest.parts]
         return since is not None and all(chain.result(part.result) is not None for part in parts)
 

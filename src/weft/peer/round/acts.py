@@ -25,10 +25,10 @@ Failure:
 - a disk that is full: the act or proof waits in memory, and an event says that it would not outlive this process.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -45,7 +45,7 @@ from weft.peer.round import verdicts
 from weft.store.home import RecordFile
 from weft.sync import governance
 from weft.sync.governance import Void
-from weft.sync.records import acts
+from weft.sync.records import acts, rewinds
 from weft.sync.records.messages import Manifest
 from weft.verify.evidence.evidence import Lie
 from weft.wire import Record, Signed, claimed, decode, digest_of, printable
@@ -54,6 +54,16 @@ MAX_LIES = MAX_MEMBERS  # one of each of an electorate
 MAX_NBYTES = 4 << 20  # ten of the largest; most have some hundred bytes
 MARGIN_NBYTES = 1 << 10  # of one in the record, beside the bodies of its letters
 MAX_LETTERS = 4096  # more than all stewards and members may have waiting
+
+
+class Earlier(Protocol):
+    """What the parameters were after earlier rounds, as far as this peer has them."""
+
+    def why_not(self, rewind: acts.Rewind) -> str: ...
+
+    def is_here(self, rewind: acts.Rewind) -> bool: ...
+
+    def find(self, manifest: Manifest) -> Awaitable[object]: ...
 
 
 class KnownLies(Record, frozen=True, kw_only=True):
@@ -124,6 +134,8 @@ class PendingActs:
         self._on_change = on_change
         self._waiting: dict[tuple[PeerId, int], Signed] = {}  # by steward and serial
         self._ballots: dict[tuple[PeerId, PeerId], Signed] = {}  # by the key to be removed, and the voter
+        self._for_rewind: dict[tuple[rewinds.Target, PeerId], Signed] = {}  # ballots, by what they name, and the voter
+        self._earlier: Earlier | None = None
         self._verdicts: verdicts.Cast = {}
         self._on_verdict: list[Callable[[Signed, acts.Finding], None]] = []
         self._on_lie: list[Callable[[Lie, acts.Warrant], None]] = []
@@ -139,6 +151,10 @@ class PendingActs:
         node.on_note(LieNote, self._on_lie_note)
         node.on_link(self._on_link)
 
+    def go_back_by(self, earlier: Earlier) -> None:
+        """Let the next manifest go back only where `earlier` has what the parameters were."""
+        self._earlier = earlier
+
     def recall(self) -> None:
         """Take up what waited when a process before this one ended."""
         for letter in self._awaiting.read().letters:
@@ -152,8 +168,15 @@ class PendingActs:
         base = self._chain.base
         handed_in = [acts.Warrant(letters=(self._waiting[key],)) for key in sorted(self._waiting)]
         votes = [warrant for peer in base.electorate if (warrant := self._majority(peer)) is not None]
+        votes += self._majorities_for_rewind()
         waiting = [*self._lies.values(), *handed_in, *votes, *verdicts.warrants(self._verdicts, base)]
-        return governance.in_effect(base.charter, base.body, waiting, acts.MAX_ACTS) if waiting else ()
+        able = [each for each in waiting if self._is_able(each)]
+        return governance.in_effect(base.charter, base.body, able, acts.MAX_ACTS) if able else ()
+
+    def _is_able(self, warrant: acts.Warrant) -> bool:
+        """Return whether this peer has what a warrant goes back to, if it does."""
+        rewind = rewinds.read(warrant.letters[0])
+        return rewind is None or (self._earlier is not None and self._earlier.is_here(rewind))
 
     @property
     def liars(self) -> tuple[PeerId, ...]:
@@ -182,9 +205,11 @@ class PendingActs:
 
     def tell_again(self, now: float) -> None:
         """Tell all that are linked what waits, if it is time."""
-        if (self._waiting or self._ballots or self._lies or self._verdicts) and now - self._told_at >= TELL_AGAIN_S:
+        is_any = self._waiting or self._ballots or self._for_rewind or self._lies or self._verdicts
+        if is_any and now - self._told_at >= TELL_AGAIN_S:
             self._told_at = now
-            for letter in (*self._waiting.values(), *self._ballots.values(), *verdicts.letters(self._verdicts)):
+            ballots = (*self._ballots.values(), *self._for_rewind.values())
+            for letter in (*self._waiting.values(), *ballots, *verdicts.letters(self._verdicts)):
                 self._tell(ActNote(letter=letter), but=None)
             self._told_nbytes = {}
             for liar in self._lies:
@@ -257,11 +282,14 @@ class PendingActs:
         """
         if letter.kind == acts.Finding.__name__:
             return self._keep_verdict(letter)
+        if letter.kind == acts.RewindBallot.__name__:
+            return self._keep_for_rewind(letter)
         return self._keep_ballot(letter) if letter.kind == acts.Ballot.__name__ else self._keep_act(letter)
 
     def _save(self) -> None:
         waiting = (self._waiting[key] for key in sorted(self._waiting))
-        ballots = (self._ballots[key] for key in sorted(self._ballots))
+        ballots = [self._ballots[key] for key in sorted(self._ballots)]
+        ballots += [self._for_rewind[key] for key in sorted(self._for_rewind)]
         try:
             self._awaiting.keep(Letters(letters=(*waiting, *ballots, *verdicts.letters(self._verdicts))))
         except (DiskFull, DataError) as error:
@@ -284,6 +312,8 @@ class PendingActs:
         waiting = (*waiting, acts.Warrant(letters=(letter,)))
         if (why_not := governance.objection(base.charter, base.body, waiting)) is not None:
             raise Void(why_not)
+        if (rewind := rewinds.read(letter)) is not None:
+            self._require_right(rewind)
         self._waiting[signer, act.serial] = letter
         return True
 
@@ -303,6 +333,38 @@ class PendingActs:
             raise Void(f"{MAX_BALLOTS} ballots of {short(voter)} wait already")
         self._ballots[ballot.peer, voter] = letter
         return True
+
+    def _keep_for_rewind(self, letter: Signed) -> bool:
+        ballot, base, voter = governance.read_rewind_ballot(letter), self._chain.base, letter.signer
+        key = rewinds.target(ballot.rewind), voter
+        if key in self._for_rewind:
+            return False
+        if ballot.run != base.run:
+            raise Void(f"the ballot is for run {short(ballot.run)}, this is run {short(base.run)}")
+        if voter not in base.electorate:
+            raise Void(f"{short(voter)} is not a member: only members vote")
+        if why_not := rewinds.why_not(base.charter, base.round, ballot.rewind):
+            raise Void(why_not)
+        self._require_right(ballot.rewind)
+        if sum(by == voter for _, by in self._for_rewind) >= MAX_BALLOTS:
+            raise Void(f"{MAX_BALLOTS} ballots of {short(voter)} wait already")
+        self._for_rewind[key] = letter
+        return True
+
+    def _require_right(self, rewind: acts.Rewind) -> None:
+        """
+        Raises:
+            Void: this peer knows the round, and it was another.
+        """
+        if self._earlier is not None and (why_not := self._earlier.why_not(rewind)):
+            raise Void(why_not)
+
+    def _majorities_for_rewind(self) -> Iterator[acts.Warrant]:
+        electorate = self._chain.base.electorate
+        for target in sorted({target for target, _ in self._for_rewind}):
+            cast = [self._for_rewind[target, peer] for peer in electorate if (target, peer) in self._for_rewind]
+            if governance.is_majority(len(cast), len(electorate)):
+                yield acts.Warrant(letters=tuple(cast))
 
     def on_verdict(self, callback: Callable[[Signed, acts.Finding], None]) -> None:
         """Call `callback(letter, verdict)` for each that a member tells, and that finds a fault."""
@@ -344,6 +406,11 @@ class PendingActs:
             is_member = peer in base.electorate and voter in base.electorate
             if not is_member or ballot.serial != base.charter.times_expelled(peer) + 1:
                 self._drop(self._ballots.pop((peer, voter)), "voter or key is no longer a member")
+        for target, voter in sorted(self._for_rewind):
+            rewind = governance.read_rewind_ballot(self._for_rewind[target, voter]).rewind
+            why_not = rewinds.why_not(base.charter, base.round, rewind)
+            if why_not or voter not in base.electorate:
+                self._drop(self._for_rewind.pop((target, voter)), why_not or "the voter is no longer a member")
 
     def _drop(self, letter: Signed, reason: str) -> None:
         if digest_of(letter) not in self._decided:
@@ -482,11 +549,15 @@ def reason_of(letter: Signed) -> str:
 def changes_in(letter: Signed) -> dict[str, str]:
     """Return what an amendment changes, as text."""
     deed = _deed(letter)
+    if isinstance(deed, acts.Rewind):
+        return {"round": str(deed.round)}
     changed = acts.changes_of(deed) if isinstance(deed, acts.Amend) else {}
     return {name: msgspec.json.encode(value).decode() for name, value in changed.items()}
 
 
-def _deed(letter: Signed) -> acts.Remove | acts.Ban | acts.Pardon | acts.Amend | acts.Succeed | acts.Ballot | None:
+def _deed(letter: Signed) -> acts.AnyDeed | acts.Ballot | None:
+    if letter.kind == acts.RewindBallot.__name__:
+        return rewinds.read(letter)
     try:
         if letter.kind == acts.Ballot.__name__:
             ballot: acts.Ballot = decode(letter.body, acts.Ballot)

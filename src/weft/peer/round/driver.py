@@ -32,7 +32,7 @@ from weft.net.node import Node
 from weft.peer.chain import Chain
 from weft.peer.context import Context
 from weft.peer.messages import Decision, Letter
-from weft.peer.round.acts import PendingActs, letters_file, lies_file
+from weft.peer.round.acts import Earlier, PendingActs, letters_file, lies_file
 from weft.peer.round.gather import Gather
 from weft.peer.round.inbox import Inbox, Validity
 from weft.peer.round.members import Member, Quorum
@@ -159,6 +159,11 @@ class RoundDriver:
     def on_decided(self, callback: Callable[[messages.Certificate], None]) -> None:
         """Call `callback(certificate)` at once for each round that is decided."""
         self._on_decided.append(callback)
+
+    def go_back_by(self, earlier: Earlier) -> None:
+        """Go back to earlier rounds where `earlier` has what the parameters were then."""
+        self._validity.find_earlier_by(earlier.find)
+        self.acts.go_back_by(earlier)
 
     # --- what the peer does ---
 

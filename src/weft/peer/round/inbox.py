@@ -67,7 +67,7 @@ one takes longer than all else that is done with a letter. Kept are those that h
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -90,7 +90,7 @@ from weft.peer.round.merge import RoundMerger
 from weft.peer.round.timers import Timers
 from weft.peer.round.works import Works
 from weft.sync.governance import binds, legacy_tokens
-from weft.sync.records import messages, quarantine
+from weft.sync.records import messages, quarantine, rewinds
 from weft.sync.records.acts import Warrant
 from weft.sync.records.charter import Charter
 from weft.sync.round.groups import is_true
@@ -112,10 +112,17 @@ class Validity:
         self._parts = merger.parts
         self._quorum = quorum
         self._emit = emit
+        self._find_earlier: Callable[[messages.Manifest], Awaitable[object]] | None = None
+
+    def find_earlier_by(self, find: Callable[[messages.Manifest], Awaitable[object]]) -> None:
+        """Let `find(manifest)` find what the run goes back to, or raise PeerError."""
+        self._find_earlier = find
 
     def must_weigh(self, base: messages.Base, named: messages.Manifest) -> bool:
-        """Return whether the machine might vote for `named`, and its results, or works that it counts, are not here."""
-        return is_successor(base, named) and not (self._parts.has_results(named) and self._works.has(named))
+        """Return whether the machine might vote for `named`, and its results, works that it counts, or what it goes
+        back to, are not here."""
+        has_all = self._parts.has_results(named) and self._works.has(named) and rewinds.decided(named) is None
+        return is_successor(base, named) and not has_all
 
     async def weigh(self, sender: PeerId, message: messages.AnyRoundMessage, named: messages.Manifest) -> bool:
         """Return, once that is known, whether what `message` names can be applied here.
@@ -126,6 +133,8 @@ class Validity:
             await self._merger.check(named)
             await self._parts.results(named)
             await self._works.find(named, sender)
+            if self._find_earlier is not None:
+                await self._find_earlier(named)
         except PeerError as error:
             reason = f"it names results that cannot be applied: {error}"
             self._emit(PayloadRejected(round=named.round, member=sender, reason=reason))

@@ -1,15 +1,15 @@
 """What members have found of each other's work, until a manifest deals with it: pure.
 
     kept       one letter of a member on one work, while it can come to something
-    warrants   what more than half of the electorate has found, for the next manifest; of what a member in quarantine
-               has brought, what more than half of the settled members have found right
+    warrants   what more than half of the judges have found, for the next manifest: of the settled members, as long as
+               there are some (`quarantine.judges`); what a member in quarantine has brought they alone find right
     still      what can come to something after a round
 
-Who has left or was struck out is counted no more: verdicts are of who has a vote when they are counted. Of who was
+Who has left or was struck out is counted no more: verdicts are of who is a judge when they are counted. Of who was
 struck out by evidence they can still say what a round has counted of the false work.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from msgspec import UNSET
@@ -103,25 +103,26 @@ def may_judge(base: Base, judged: Judged, *, is_weighed: bool = False) -> bool:
 
 
 def warrants(cast: Cast, base: Base) -> list[acts.Warrant]:
-    """Return what more than half of the electorate has found: who finds that steps differ was shown them, and who was
+    """Return what more than half of the judges have found: who finds that steps differ was shown them, and who was
     not adds to those that got no answer."""
     found = list[acts.Warrant]()
     for judged in sorted(cast):
         mine = dict(cast[judged])
         if judged.outcome == "unanswered":
             mine = {**cast.get(judged._replace(outcome="differs"), {}), **mine}
-        voters, judges = who_counts(mine, base), base.electorate
         if judged.outcome == "equal":
             judges = tuple(quarantine.settled(base.charter, base.electorate))
-            voters = [each for each in voters if each in judges]
+        else:
+            judges = quarantine.judges(base.charter, base.electorate, judged.peer)
+        voters = who_counts(mine, judges)
         if governance.is_majority(len(voters), len(judges)):
             found.append(acts.Warrant(letters=tuple(mine[voter] for voter in voters)))
     return found
 
 
-def who_counts(cast: Mapping[PeerId, Signed], base: Base) -> list[PeerId]:
-    """Return who of them has a vote now."""
-    return sorted(voter for voter in cast if voter in base.electorate)
+def who_counts(cast: Mapping[PeerId, Signed], judges: Collection[PeerId]) -> list[PeerId]:
+    """Return whose verdicts count now."""
+    return sorted(voter for voter in cast if voter in judges)
 
 
 def letters(cast: Cast) -> Iterator[Signed]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import torch
+from torch import Tensor
 
 from weft.errors import CheckpointError, DiskFull
 from weft.events import CheckpointFailed, CheckpointSaved, Event, Notice, WorkDropped
@@ -17,6 +18,7 @@ from weft.peer.state.replica import Replica
 from weft.run.amend import first_charter
 from weft.store.journal import FULL_NBYTES
 from weft.sync.merge.reduce import parts_of
+from weft.sync.records import rewinds
 from weft.sync.records.messages import Base, Certificate, Manifest, counted_of, own_work
 from weft.training.learner import Learner
 from weft.wire import Buffer, digest_of
@@ -29,6 +31,7 @@ class Autosave:
     """
     Args:
         save_beside: saves what belongs to the checkpoint that has just been written.
+        earlier: returns the parameters that a manifest goes back to, where this disk has them.
     """
 
     def __init__(
@@ -38,7 +41,9 @@ class Autosave:
         carry: Carry,
         trainer: Learner,
         save_beside: Callable[[], None] = lambda: None,
+        earlier: Callable[[Manifest], Tensor | None] = lambda _manifest: None,
     ) -> None:
+        self._earlier = earlier
         self._save_beside = save_beside
         self._run = replica.run
         self._context = context
@@ -127,16 +132,17 @@ class Autosave:
         for certificate in self._journal.rounds():
             manifest = certificate.manifest
             if manifest.round > chain.head.round:
-                results = self._results(manifest)
+                results, earlier = self._results(manifest), self._earlier(manifest)
                 if (
                     results is None
+                    or (earlier is None and rewinds.decided(manifest) is not None)
                     or not chain.proven(certificate)
                     or not self._knows_what_counts(chain.base, manifest)
                 ):
                     break
                 mine, carried = own_work(manifest, self._context.node.peer), self._carry.tokens
                 self._carry.settle(
-                    lambda: self._replica.apply(manifest, results),  # noqa: B023
+                    lambda: self._replica.apply(manifest, results, earlier),  # noqa: B023
                     mine is not None,
                     round=manifest.round,
                     met=Met(is_known=False) if manifest.is_gossip else None,

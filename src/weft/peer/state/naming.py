@@ -25,6 +25,7 @@ from weft.peer.context import Context
 from weft.peer.state.replica import Replica
 from weft.store.chunks import chunk_digests, chunks, index_of
 from weft.sync.merge.sharded import SpreadVector
+from weft.sync.records import rewinds
 from weft.sync.records.index import StateIndex
 from weft.sync.records.messages import Accept, Manifest
 from weft.tasks import Compute
@@ -61,7 +62,8 @@ class StateNaming:
             return None
         of = digest_of(head)
         if self._of != of or self._name is None:
-            is_same = self._name is not None and head.previous == self._of and not head.has_result
+            has_moved = head.has_result or rewinds.decided(head) is not None
+            is_same = self._name is not None and head.previous == self._of and not has_moved
             if not is_same:
                 self.index = await listed(self._context.compute, self._replica)
                 self._name = digest_of(self.index)

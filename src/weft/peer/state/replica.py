@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.errors import CheckpointError
+from weft.errors import CheckpointError, PayloadError
 from weft.ids import Round
 from weft.run.amend import amended, first_charter
 from weft.run.config import Genesis
@@ -21,6 +21,7 @@ from weft.sync.merge.outer import StepContext
 from weft.sync.merge.reduce import decode_parts, parts_of, reply_codec_in
 from weft.sync.merge.sharded import SpreadVector, alike, empty_like
 from weft.sync.method.schedule import lr
+from weft.sync.records import rewinds
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest, next_base
 from weft.wire import Buffer
@@ -60,12 +61,20 @@ class Replica:
         """Stand at a run's first manifest, with the initial state."""
         self.head = opening
 
-    def apply(self, manifest: Manifest, results: tuple[Buffer, ...]) -> None:
+    def apply(
+        self, manifest: Manifest, results: tuple[Buffer, ...], earlier: Float32[Tensor, " num"] | None = None
+    ) -> None:
         """Make the outer step of a committed round, in place.
 
+        Args:
+            earlier: the outer parameters that the run goes back to, where the manifest says that it does.
+
         Raises:
-            PayloadError: a result is not finite or of another size; nothing has changed.
+            PayloadError: a result is not finite or of another size, or `earlier` is missing; nothing has changed.
         """
+        back = rewinds.decided(manifest)
+        if back is not None and (earlier is None or earlier.numel() != self.outer.numel()):
+            raise PayloadError(f"round {manifest.round} goes back to round {back.round}, whose parameters are not here")
         if manifest.has_result:
             round, parts = manifest.round, parts_of(manifest, self.scope)
             merged = empty_like(self.outer) if self._merged is None else self._merged[: self.scope.num_sent(round)]
@@ -75,6 +84,10 @@ class Replica:
             after = charter_after(next_base(self.head, self.charter), manifest)
             if after != self.charter:
                 self._set_charter(after)
+        if back is not None and earlier is not None:
+            self.outer.copy_(earlier)
+            for name, vector in self.method.init(self.outer.numel()).items():
+                self.state[name].copy_(vector)
         self.head = manifest
 
     def make_step(self, round: Round, merged: Float32[Tensor, " num_sent"], committed_tokens: int) -> None:

@@ -1,16 +1,20 @@
 """What a run's stewards decide about it, or a majority of its members: the records, each signed by who decides.
 
-    a steward   Act       Remove, Ban, Pardon, Amend, Succeed
+    a steward   Act       Remove, Ban, Pardon, Amend, Succeed, Rewind
     members     Ballot    for the removal of one key: of more than half of the electorate
+                RewindBallot    for going back to an earlier round, alike
     auditors    Finding   on one work, alike: of more than half of the electorate
     evidence    two notes of a round that contradict each other, or what a member signed of its work and what shows that
                 it is not so (`weft.verify.evidence`): whoever has it strikes their signer's key out
+
+Going back is of parameters alone: rounds and tokens go on being counted (`weft.sync.records.rewinds`).
 
 A manifest carries them as warrants, in the order in which they take effect: for the round after it, on all members
 alike. What they come to is the part of `weft.sync.governance`.
 
 An act cannot be replayed: it names its run and counts the acts of its steward. A ballot counts how often its key was
-removed by members before. Neither names a branch: where a run has split, it holds for both sides.
+removed by members before; one for going back names a round that is dropped once it has taken effect. None names a
+branch: where a run has split, it holds for both sides.
 """
 
 from typing import Annotated, Literal
@@ -43,6 +47,10 @@ Serial = Annotated[int, Meta(ge=1, le=MAX_SERIAL)]
 
 
 _Weight = Annotated[int, Meta(ge=0, le=1 << 53)]
+
+
+class Void(ValueError):
+    """A warrant has no effect; says why, for its author."""
 
 
 class Deed(Record, frozen=True, kw_only=True, tag=True, tag_field="type"):
@@ -93,7 +101,16 @@ class Succeed(Deed, frozen=True, kw_only=True):
     ticket: Annotated[str, Meta(max_length=MAX_TICKET_CHARS)] = ""  # of that run, for the members of this one
 
 
-AnyDeed = Remove | Ban | Pardon | Amend | Succeed
+class Rewind(Deed, frozen=True, kw_only=True):
+    """The run goes on with the parameters that it had after an earlier round."""
+
+    round: Annotated[Round, Meta(ge=0, le=1 << 53)]
+    manifest: HexDigest  # of that round
+    state: HexDigest  # the index of the replicated vectors after it, as votes of the next round name it
+    reason: Reason
+
+
+AnyDeed = Remove | Ban | Pardon | Amend | Succeed | Rewind
 
 
 class Act(Record, frozen=True, kw_only=True):
@@ -111,6 +128,13 @@ class Ballot(Record, frozen=True, kw_only=True):
     peer: HexPeer
     serial: Serial  # one more than how often members have removed that key
     reason: Reason
+
+
+class RewindBallot(Record, frozen=True, kw_only=True):
+    """What a member signs to have the run go back."""
+
+    run: HexRun
+    rewind: Rewind
 
 
 class Weighed(Record, frozen=True, kw_only=True):

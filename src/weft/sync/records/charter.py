@@ -25,6 +25,7 @@ MAX_STEWARDS = 16  # people, not machines
 MAX_UNANSWERED = 2  # rounds of which a member may leave audits unanswered: with the third it is removed
 UNANSWERED_FOR = 40  # rounds, after which one is forgotten
 MAX_QUARANTINE = 1000  # works of a newcomer that wait
+MAX_REWOUND = 64  # times; a run that has to go back more often should be begun anew
 MAX_BANNED = 256  # keys; a run that has to ban more should admit by key
 # Of one peer: their ids fill 128 MiB, and no single machine steps on so many at once.
 MAX_TOKENS_PER_STEP = 1 << 24
@@ -95,6 +96,13 @@ class FalseWork(Record, frozen=True, kw_only=True):
     taken_out: Annotated[Round, Meta(ge=0, le=1 << 53)] | UnsetType = UNSET  # unset: none has
 
 
+class Rewound(Record, frozen=True, kw_only=True):
+    """A round after which the run went on with the parameters of an earlier one."""
+
+    at: Annotated[Round, Meta(ge=1, le=1 << 53)]
+    to: Annotated[Round, Meta(ge=0, le=1 << 53)]
+
+
 class ExactTerms(Record, frozen=True, kw_only=True):
     """What training steps are computed by, beside the settings, where others may compute one number of them again."""
 
@@ -148,6 +156,9 @@ class Charter(Record, frozen=True, kw_only=True):
     false_works: Annotated[tuple[FalseWork, ...], Meta(max_length=MAX_BANNED)] | UnsetType = UNSET  # as they were found
     quarantined: Annotated[tuple[Quarantined, ...], Meta(min_length=1, max_length=MAX_MEMBERS)] | UnsetType = (
         UNSET  # ascending
+    )
+    rewound: Annotated[tuple[Rewound, ...], Meta(min_length=1, max_length=MAX_REWOUND)] | UnsetType = (
+        UNSET  # oldest first
     )
 
     def leased_tokens(self, cursor: int) -> int:

@@ -23,6 +23,7 @@ from weft.sync.records.acts import Weighed
 from weft.sync.records.ancestry import Fork, History, Stretch
 from weft.sync.records.charter import MAX_BANNED, Charter, FalseWork
 from weft.sync.records.messages import MAX_COUNTERS, Base
+from weft.sync.records.rewinds import is_behind, is_dropped
 from weft.wire import digest_of
 
 WITHIN = 16  # rounds: for so long payloads are kept (`weft.peer.audit.kept`)
@@ -43,6 +44,8 @@ def why_none(method: Choices) -> str:
 
 def with_false(charter: Charter, peer: PeerId, round: Round, weighed: Weighed) -> Charter:
     """Return the charter once a key is struck out for a work that this round has counted."""
+    if is_dropped(charter, round):
+        return charter
     others = [each for each in charter.false_works or () if each.peer != peer or each.taken_out is not UNSET]
     return replace(charter, false_works=(*others, FalseWork(peer=peer, round=round, weighed=weighed))[-MAX_BANNED:])
 
@@ -97,9 +100,11 @@ def with_taken_out(base: Base, charter: Charter, peers: Sequence[PeerId]) -> Cha
 
 
 def is_mixed(charter: Charter, fork: Fork) -> bool:
-    """Return whether a branch that began at `fork` has taken out what was counted before, which it shares with others.
+    """Return whether a branch that began at `fork` has taken out what was counted before, which it shares with others,
+    or has gone back to before that.
 
     What it has come to holds that, too: were it counted elsewhere, the work would be taken out there a second time.
     """
     works = charter.false_works or ()
-    return any(each.taken_out is not UNSET and each.round < fork.round <= each.taken_out for each in works)
+    taken_out = any(each.taken_out is not UNSET and each.round < fork.round <= each.taken_out for each in works)
+    return taken_out or is_behind(charter, fork)

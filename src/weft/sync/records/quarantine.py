@@ -12,6 +12,9 @@ held is held anew. Silence clears nothing: who shows auditors nothing is counted
 Who is in quarantine can move the parameters in no other way, either: it owns no part of a result, brings nothing that a
 branch had counted, is waited for by no mean, and leads a round only where no settled member does.
 
+Nor does it judge others: of what a member brings the settled members are the judges (`judges`). Else a crowd that joins
+and looks at nothing would keep them from being a majority, and one that lies would be one.
+
 Who leaves and comes again is a newcomer, for whatever reason. Where all settled members leave at once, somebody has to
 go on: then all who stay are settled.
 """
@@ -25,6 +28,7 @@ from weft.ids import Digest, PeerId, Round
 from weft.sync.records.charter import Charter, Quarantined
 from weft.sync.records.messages import Base, Brought, Counted, HeldWork, Manifest
 
+MIN_JUDGES = 2  # settled members beside the one that is judged
 STILL = 16  # rounds: who shows auditors nothing cannot keep parts as they are for ever
 
 
@@ -41,6 +45,17 @@ def members(charter: Charter) -> tuple[PeerId, ...]:
 def settled(charter: Charter, electorate: Iterable[PeerId]) -> set[PeerId]:
     """Return who of an electorate is in none."""
     return set(electorate) - set(members(charter))
+
+
+def judges(charter: Charter, electorate: Iterable[PeerId], peer: PeerId) -> tuple[PeerId, ...]:
+    """Return of whom more than half have to agree that a member has brought something false, or shows nothing:
+    ascending, that member among them if it is one of these.
+
+    Where beside it there is only one settled member, or none, all members are: one alone strikes nobody out.
+    """
+    everybody = sorted(electorate)
+    found = settled(charter, everybody)
+    return tuple(sorted(found)) if len(found - {peer}) >= MIN_JUDGES else tuple(everybody)
 
 
 def awaits(charter: Charter, peer: PeerId, round: Round, work: Digest) -> bool:

@@ -74,17 +74,12 @@ def index_in(data: bytes) -> StateIndex:
 # --- claims ---
 
 
-def check_claim(work: Work, shown: FalseClaim) -> str:
-    """Return in which way a work claims what is not so.
+def false_claim(work: Work, stood: Sequence[tuple[Manifest, Charter]]) -> str | None:
+    """Return in which way a work claims what rounds do not bear out; None: it may be so.
 
-    Raises:
-        Unproven: it may be so.
+    Args:
+        stood: what each segment begins at, in order: the manifest, and what holds after it.
     """
-    if len(shown.grounds) != len(work.segments):
-        raise Unproven("the rounds of all segments are to be shown")
-    stood = [
-        stands_on(ground, Digest(segment.head)) for segment, ground in zip(work.segments, shown.grounds, strict=True)
-    ]
     tokens, before = 0, None
     for segment, (manifest, charter) in zip(work.segments, stood, strict=True):
         if manifest.round != segment.round or before not in (None, manifest.previous):
@@ -96,9 +91,22 @@ def check_claim(work: Work, shown: FalseClaim) -> str:
             return "it made more training steps than there were samples in the lease that it names"
         tokens += segment.num_steps * charter.settings.tokens_per_step
         before = digest_of(manifest)
-    if tokens == work.tokens:
+    return None if tokens == work.tokens else "it claims other tokens than its training steps take"
+
+
+def check_claim(work: Work, shown: FalseClaim) -> str:
+    """Return in which way a work claims what is not so.
+
+    Raises:
+        Unproven: it may be so.
+    """
+    if len(shown.grounds) != len(work.segments):
+        raise Unproven("the rounds of all segments are to be shown")
+    segments = zip(work.segments, shown.grounds, strict=True)
+    what = false_claim(work, [stands_on(ground, Digest(segment.head)) for segment, ground in segments])
+    if what is None:
         raise Unproven("it claims what its training steps take")
-    return "it claims other tokens than its training steps take"
+    return what
 
 
 def prove_claim(work: Work, grounds: Sequence[tuple[Manifest, Charter]]) -> FalseClaim:
@@ -147,10 +155,18 @@ def _false_by_words(work: Work, followed: Signed | None) -> str | None:
     """
     if (None if followed is None else digest_of(followed)) != work.follows:
         raise Unproven("the work that it follows is not the one that is shown")
-    if followed is None:
+    return false_by_words(work, None if followed is None else claimed(followed, Work))
+
+
+def false_by_words(work: Work, before: Work | None) -> str | None:
+    """Return in which way a work says of its first optimizer what cannot be; None: it takes states to tell.
+
+    Args:
+        before: the work that it says it goes on from; None: it says that its optimizer is new.
+    """
+    if before is None:
         is_new = not work.num_before and work.error is None
         return None if is_new else "it says that its optimizer is new, and that it is not"
-    before = claimed(followed, Work)
     if (before.peer, before.run) != (work.peer, work.run):
         return "its optimizer goes on from work that was not its own"
     goes_on = work.num_before == before.num_before + before.num_steps and work.error == before.left

@@ -82,6 +82,8 @@ def test_what_has_no_effect_is_32_and_says_why(weft: Weft, run: Member, key: Pat
     said = refused(weft, 32, "which may not change this run", "act", "remove", run.id, *other, *to(run))
     assert "Stewards: " in said
     refused(weft, 32, "only members vote", "act", "vote-out", run.id, *other, *to(run))
+    for who in (("rewind", "999999", "--key", key), ("vote-rewind", "999999", *other)):
+        refused(weft, 32, "not one of the last rounds", "act", *who, *to(run))
 
 
 @pytest.mark.full

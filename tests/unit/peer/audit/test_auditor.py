@@ -13,8 +13,9 @@ from unit.peer.audit.test_heads import STATE, a_row
 from unit.sync.test_governance_audits import ACCUSED, OTHERS, finding
 from weft.clock import VirtualClock
 from weft.ids import Digest, Round, Tokens
-from weft.peer.audit import auditor
-from weft.peer.audit.auditor import Audit, Auditor, NotShown
+from weft.peer.audit import checks
+from weft.peer.audit.auditor import Auditor
+from weft.peer.audit.checks import Audit, Checks, NotShown
 from weft.peer.audit.heads import Heads
 from weft.peer.audit.outcome import ANSWER_S, Found
 from weft.peer.messages import AuditAnswer
@@ -49,7 +50,8 @@ def test_a_work_that_is_doubted_while_it_is_asked_for_is_audited_as_it_was_drawn
     clock, begun = VirtualClock(), list[tuple[str, int]]()
     first, second = a_row(2)
     brings = Counted(peer=ACCUSED, tokens=Tokens(800), payload=digest(b"payload"), work=NAME)
-    second = replace(second, contributions=(brings,))
+    first = replace(first, members=(ME.peer, ACCUSED))
+    second = replace(second, contributions=(brings,), previous=digest_of(first))
     rules = replace(charter(1), audits=AuditTerms(rate=1.0, trace_every=1))
     heads = Heads(tmp_path / "heads.bin", lambda _event: None)
     for each in (first, second):
@@ -59,8 +61,8 @@ def test_a_work_that_is_doubted_while_it_is_asked_for_is_audited_as_it_was_drawn
         await asyncio.sleep(1.0)
         return WORK
 
-    monkeypatch.setattr(auditor, "shape_of", lambda _trainer: ())
-    monkeypatch.setattr(auditor, "StateClient", lambda *_: None)
+    monkeypatch.setattr(checks, "shape_of", lambda _trainer: ())
+    monkeypatch.setattr(checks, "StateClient", lambda *_: None)
     monkeypatch.setattr(
         Auditor, "_begin", lambda _self, _round, _name, _work, link, ticket: begun.append((ticket.signer, link.before))
     )
@@ -81,7 +83,7 @@ def test_a_work_that_is_doubted_while_it_is_asked_for_is_audited_as_it_was_drawn
         made = Auditor(context, trainer, replica, rounds, heads, kept, sealing, tasks, lambda _audit, _found: None)
         for who, verdict in doubts:
             assert made.look_again(seal(who, verdict), verdict)
-        made.follow(second, seal(ME, draw), base.electorate, lambda _peer: 1.0)
+        made.follow(second, seal(ME, draw), lambda _peer: 1.0)
         await asyncio.sleep(5.0)
         assert len(tasks) == 0
 
@@ -104,13 +106,15 @@ def test_a_worker_that_answers_for_ever_and_lets_nothing_be_fetched_has_not_answ
     async def nothing(_self: Any, _audit: Any, _answer: Any) -> Any:
         raise NotShown("no chunk comes")
 
-    for name, each in (("_asked", answers), ("_made", nothing), ("_check_claim", lambda _self, _work: None)):
+    for name, each in (("_asked", answers), ("_made", nothing)):
         monkeypatch.setattr(Auditor, name, each)
-    monkeypatch.setattr(auditor, "shape_of", lambda _trainer: ())
-    monkeypatch.setattr(auditor, "StateClient", lambda *_: None)
+    monkeypatch.setattr(Checks, "claim", lambda _self, _audit: None)
+    monkeypatch.setattr(checks, "shape_of", lambda _trainer: ())
+    monkeypatch.setattr(checks, "StateClient", lambda *_: None)
     head = SimpleNamespace(round=1)
     base = SimpleNamespace(electorate=(ACCUSED,))
-    rounds: Any = SimpleNamespace(chain=SimpleNamespace(head=head, base=base, charter=charter()))
+    chain = SimpleNamespace(head=head, base=base, charter=charter())
+    rounds: Any = SimpleNamespace(chain=chain, works=None)
     context: Any = SimpleNamespace(node=SimpleNamespace(peer=ME.peer), clock=clock, compute=None)
     opened = list[Any]()
     sealing: Any = SimpleNamespace(open=lambda *given: opened.append(given))

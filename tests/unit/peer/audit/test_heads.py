@@ -10,6 +10,7 @@ from weft.events import Event
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.audit.heads import Heads
 from weft.sync.merge.method import OUTER
+from weft.sync.records.charter import Quarantined
 from weft.sync.records.index import StateIndex, VectorIndex
 from weft.sync.records.messages import Counted, HeldWork, Manifest
 from weft.wire import digest, digest_of
@@ -69,3 +70,26 @@ def test_a_work_waits_in_one_round_and_counts_in_another(tmp_path: Path) -> None
     assert (heads.held_in(work), heads.counted_in(work)) == (1, 3)
     heads.forget()
     assert (heads.held_in(work), heads.counted_in(work)) == (None, None)
+
+
+def test_settled_members_are_drawn_by_what_held_before_the_round(tmp_path: Path) -> None:
+    a, b, c, new = (PeerId(each * 64) for each in "abcd")
+    first, second = a_row(2)
+    first = replace(first, members=(a, b, c, new))
+    second = replace(second, previous=digest_of(first), members=(a, b, new))
+    rules = replace(charter(1), quarantined=(Quarantined(peer=new, left=1),))
+    events: list[Event] = []
+    heads = Heads(tmp_path / "heads.bin", events.append)
+    heads.note(first, rules, STATE, 0.0)
+    heads.note(second, charter(1), STATE, 0.0)
+    assert heads.judges(digest_of(second), a) == (a, b, c)
+    assert heads.judges(digest_of(second), new) == (a, b, c)
+    assert heads.electorate(digest_of(second)) == (a, b, c, new)
+    assert heads.judges(digest_of(first), a) == (), "what held before it is not known"
+
+
+def test_what_a_state_is_called_outlives_a_process(tmp_path: Path) -> None:
+    noted(tmp_path / "heads.bin", *a_row(3))
+    heads = noted(tmp_path / "heads.bin")
+    assert [head.index for head in heads.newest(2)] == [STATE, STATE]
+    assert [head.manifest.round for head in heads.newest(2)] == [1, 2]

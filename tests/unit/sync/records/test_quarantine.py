@@ -39,6 +39,16 @@ def test_who_is_counted_in_is_in_quarantine_and_who_was_there_is_not() -> None:
     assert quarantine.after(AUDITED, Round(0), START.electorate, ()) is AUDITED
 
 
+def test_settled_members_judge_unless_there_is_but_one_beside_who_is_judged() -> None:
+    everybody = START.electorate
+    assert quarantine.judges(joined(), everybody, OLD[0]) == OLD
+    assert quarantine.judges(joined(), everybody, NEW) == OLD
+    assert quarantine.judges(joined(), everybody[1:], NEW) == OLD[1:], "two judge who is a newcomer"
+    assert quarantine.judges(joined(), everybody[1:], OLD[1]) == everybody[1:]
+    assert quarantine.judges(joined(), everybody[2:], NEW) == everybody[2:], "one alone strikes nobody out"
+    assert quarantine.judges(AUDITED, everybody, NEW) == everybody
+
+
 @pytest.mark.parametrize("terms", [UNSET, AuditTerms(rate=0.1, trace_every=1)])
 def test_where_none_is_asked_for_nobody_is(terms: AuditTerms) -> None:
     before = replace(AUDITED, audits=terms)

@@ -2,4 +2,5 @@
 
 starts     shows what counted works began and ended with
 replays    makes their training steps again
+earlier    what the run's parameters were then, for one that goes back
 """

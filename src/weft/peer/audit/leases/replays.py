@@ -16,7 +16,7 @@ of who signed (`DataError`), and what does, and is not so, is (`differs`).
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -26,10 +26,19 @@ from torch import Tensor
 from weft.errors import CheckpointError, DataError, NotFinite, WireError
 from weft.ids import Digest, PeerId, Round, short
 from weft.ledger.tree import Tree
-from weft.peer.audit.auditor import distance
 from weft.peer.audit.heads import Head
-from weft.peer.audit.steps import ERROR, LOCAL, method_at, named_error, payload_of_end, repeat, shape_of, state_of
-from weft.peer.group.records import lease_of
+from weft.peer.audit.steps import (
+    ERROR,
+    LOCAL,
+    distance,
+    method_at,
+    named_error,
+    payload_of_end,
+    repeat,
+    shape_of,
+    state_of,
+    why_unlike,
+)
 from weft.peer.messages import NamedState
 from weft.run.config import RunConfig
 from weft.store.chunks import raw, state_index
@@ -40,7 +49,8 @@ from weft.sync.records.work import Work, is_state, num_states, state_after, stat
 from weft.training.device import first_line
 from weft.training.learner import nothing
 from weft.training.trainer import Trainer
-from weft.verify.judge import Numerics, threshold, threshold_of_moments
+from weft.verify.evidence.works import false_by_words, false_claim
+from weft.verify.judge import Numerics, threshold
 from weft.wire import Buffer, decode, digest, digest_of
 
 Outcome = Literal["equal", "near", "differs", "unknown"]
@@ -56,6 +66,7 @@ class Replayed:
         segment: its number in the work.
         outcome: equal bits; or as near as honest machines are; or not. Unknown: it cannot be told here.
         distance: of the parameters, relative to what the steps changed.
+        held: how far they may lie apart; 0: the bits are equal, or nothing was compared.
     """
 
     segment: int
@@ -63,6 +74,7 @@ class Replayed:
     outcome: Outcome
     why: str = ""
     distance: float = 0.0
+    held: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -126,6 +138,10 @@ class Case:
         """Whether what it began with can be had without its peer."""
         return self.work.follows is None or (self.before is not None and self.before.ended is not None)
 
+    def is_new(self, number: int) -> bool:
+        """Return whether the first step of a segment is the first of an optimizer."""
+        return not number and not self.work.num_before
+
     def of(self, number: int, outcome: Outcome, why: str = "", distance: float = 0.0) -> Replayed:
         """Return what came of a segment."""
         return Replayed(number, self.work.segments[number].num_steps, outcome, why, distance)
@@ -182,7 +198,7 @@ class Replays:
             OutOfMemory: as `Trainer.train`.
         """
         try:
-            self._check_claim(case)
+            _require(false_claim(case.work, [(head.manifest, head.charter) for head in case.heads]))
             if case.shown is None:
                 return self._from_before(case, wanted)
             return self._from_shown(case, case.shown, wanted)
@@ -257,20 +273,13 @@ class Replays:
             raise _Differs("it did not begin at the run's parameters")
         memory = begin.without(LOCAL)
         if work.follows is None:
-            zeros = state_index({each.name: torch.zeros(each.num) for each in memory})
-            if zeros.vectors != memory or work.num_before or work.error is not None:
+            _require(false_by_words(work, None))
+            if state_index({each.name: torch.zeros(each.num) for each in memory}).vectors != memory:
                 raise _Differs("it says that its optimizer is new, and it is not")
         elif before is not None:
-            self._check_follows(work, before)
+            _require(false_by_words(work, before.work))
             if before.last is not None and before.last.without(LOCAL) != memory:
                 raise _Differs("its optimizer does not go on from the work that it names")
-
-    def _check_follows(self, work: Work, before: Before) -> None:
-        it = before.work
-        if it.peer != work.peer or it.run != work.run:
-            raise _Differs("its optimizer goes on from work that was not its own")
-        if work.num_before != it.num_before + it.num_steps or work.error != it.left:
-            raise _Differs("it does not go on from the work that it names")
 
     def _check_moved(self, case: Case, shown: Shown, number: int, last: _Made, begin: State) -> None:
         """Check that a segment begins where the one before, which was made just now, has ended."""
@@ -279,7 +288,8 @@ class Replays:
             is_kept = digest_of(state_index(moved)) == shown.begins[number].state
         else:
             apart = {name: distance(last.begin[name], moved[name], begin[name]) for name in moved}
-            is_kept = not any(self._is_wrong(name, far, num_steps) for name, far in apart.items())
+            is_new = case.is_new(number - 1)
+            is_kept = why_unlike(self._numerics, max(num_steps, 1), apart, is_new=is_new) is None
         if not is_kept:
             raise _Differs("it did not keep what it had when it was moved to other parameters")
 
@@ -299,15 +309,11 @@ class Replays:
                 return case.of(number, "unknown", "what it ended with is not here to compare")
             theirs = found
         apart = {name: distance(made.begin[name], mine[name], theirs[name]) for name in theirs}
-        wrong = [name for name, far in apart.items() if self._is_wrong(name, far, segment.num_steps)]
-        if wrong:
-            what = "parameters" if wrong == [LOCAL] else f"numbers ({', '.join(wrong)})"
-            return case.of(number, "differs", f"it came to other {what} by these training steps", max(apart.values()))
-        return case.of(number, "near", distance=apart[LOCAL])
-
-    def _is_wrong(self, name: str, far: float, num_steps: int) -> bool:
-        most = threshold if name == LOCAL else threshold_of_moments
-        return not far <= most(self._numerics, max(num_steps, 1))
+        is_new, num_steps = case.is_new(number), max(segment.num_steps, 1)
+        held = threshold(self._numerics, num_steps, is_new=is_new)
+        if (why := why_unlike(self._numerics, num_steps, apart, is_new=is_new)) is not None:
+            return replace(case.of(number, "differs", why, max(apart.values())), held=held)
+        return replace(case.of(number, "near", distance=apart[LOCAL]), held=held)
 
     # --- from the work before ---
 
@@ -315,12 +321,12 @@ class Replays:
         work, numbers = case.work, sorted(wanted) or [case.last]
         if not case.is_derived:
             return [case.of(each, "unknown", NOT_KEPT) for each in numbers], None
-        memory = {name: torch.zeros(num) for name, num in self._shape.items()}
-        if work.follows is not None and case.before is not None and case.before.ended is not None:
-            self._check_follows(work, case.before)
-            memory = case.before.ended.state
-        elif work.num_before or work.error is not None:
-            raise _Differs("it says that its optimizer is new, and it is not")
+        before, memory = case.before, {name: torch.zeros(num) for name, num in self._shape.items()}
+        if work.follows is None or before is None or before.ended is None:
+            _require(false_by_words(work, None))
+        else:
+            _require(false_by_words(work, before.work))
+            memory = before.ended.state
         state, names = {**memory, LOCAL: case.outers[0]}, list[Digest]()
         for number in range(len(work.segments)):
             made = self._made(case, number, self._moved(case, number, state) if number else state)
@@ -372,17 +378,6 @@ class Replays:
         if named_error(left) != work.left:
             raise _Differs("what its codec left is not what it says")
         return left
-
-    def _check_claim(self, case: Case) -> None:
-        """Check that what is claimed is as much as so many steps of these leases take."""
-        work, tokens = case.work, 0
-        for segment, head in zip(work.segments, case.heads, strict=True):
-            mine = len(lease_of(head.manifest.leases, PeerId(work.peer)))
-            if segment.num_steps and segment.holder != work.peer and mine:
-                raise _Differs("it trained on what was leased to another")
-            tokens += segment.num_steps * head.charter.settings.tokens_per_step
-        if tokens != work.tokens:
-            raise _Differs("it claims other tokens than its training steps take")
 
     # --- what is here ---
 
@@ -436,6 +431,11 @@ class Replays:
         if index.shape.keys() != {ERROR} or index.shape[ERROR] > 2 * case.outers[0].numel():
             raise _Differs("what its codec had left before is no such thing")
         return self.vectors(index)[ERROR]
+
+
+def _require(fault: str | None) -> None:
+    if fault is not None:
+        raise _Differs(fault)
 
 
 def _every(head: Head) -> int:

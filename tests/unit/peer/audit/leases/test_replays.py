@@ -73,10 +73,12 @@ def first_state(peer: Peer) -> State:
     return {**zeros, LOCAL: initial_vector(RUN.model, RUN.seed)}
 
 
-def begun_at(outer: Tensor, number: int = 0) -> Head:
+def begun_at(outer: Tensor, number: int = 0, after: Head | None = None) -> Head:
     found = head()
     index = state_index({OUTER: outer})
-    return with_fields(found, manifest=with_fields(found.manifest, round=Round(number)), outer=index.vectors[0])
+    previous = found.manifest.previous if after is None else digest_of(after.manifest)
+    here = with_fields(found.manifest, round=Round(number), previous=previous)
+    return with_fields(found, manifest=here, outer=index.vectors[0])
 
 
 def payload_for(case_head: Head, outer: Tensor, local: Tensor, round: int) -> Digest:
@@ -118,7 +120,7 @@ def case_of(
             after = outer * 1.01
             state = moves({**state, LOCAL: after.clone().sub_(outer - state[LOCAL])})
             outer = after
-        here = begun_at(outer, number)
+        here = begun_at(outer, number, heads[-1] if heads else None)
         segment = Segment(head=digest_of(here.manifest), round=Round(number), holder=ME, num_steps=num)
         heads, outers, segments = [*heads, here], [*outers, outer], [*segments, segment]
         firsts.append(len(names))
@@ -218,6 +220,13 @@ def test_what_was_signed_and_is_not_so_is_its_peers(peer: Peer, what: str) -> No
     found, ended = peer.replays("exact").check(case_of(peer, **given), [0, 1])
     assert ended is None
     assert any(each.outcome == "differs" and why in each.why for each in found), found
+
+
+def test_leases_of_rounds_that_do_not_follow_each_other_are_its_peers_fault(peer: Peer) -> None:
+    case = case_of(peer)
+    apart = replace(case, heads=[case.heads[0], begun_at(case.outers[1], 1)])
+    found, _ = peer.replays("exact").check(apart, [0, 1])
+    assert {each.why for each in found} == {"its segments do not follow each other from round to round"}
 
 
 def test_the_root_over_the_states_between_is_compared(peer: Peer) -> None:

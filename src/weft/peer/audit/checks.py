@@ -1,0 +1,304 @@
+"""What a worker shows of an audited work, checked before any of its steps is made again.
+
+    claim      so many steps of these leases are so many tokens, and no round has counted the leases before
+    begins     the first state is the run's, with the optimizer of the work before; each segment begins where the one
+               before has ended, moved along with the outer parameters
+    payload    it is made of the last state
+
+Every state is one that the work has named (`looking.is_named`). Where anybody can be shown that it is not so, that is
+found with it (`proving`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from weft.errors import NetError, NotFinite, PeerError, Refused, WireError
+from weft.ids import Digest, PeerId, Round
+from weft.peer.audit.heads import Head, Heads
+from weft.peer.audit.kept import Kept, room
+from weft.peer.audit.looking import is_named
+from weft.peer.audit.proving import ground, proof, shown_state
+from weft.peer.audit.steps import ERROR, LOCAL, method_at, named_error, payload_of_end, shape_of
+from weft.peer.context import Context
+from weft.peer.messages import AuditAnswer, NamedState
+from weft.peer.round.works import Works
+from weft.peer.state.replica import Replica
+from weft.peer.state.state_client import StateClient
+from weft.store.chunks import state_index
+from weft.sync.merge.method import OUTER
+from weft.sync.records.acts import Warrant
+from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
+from weft.sync.records.messages import parts_in, payload_of
+from weft.sync.records.work import Link, Work, num_states, state_before
+from weft.training.device import first_line
+from weft.training.trainer import Trainer
+from weft.verify.evidence.records import Falsehood, ShownState
+from weft.verify.evidence.works import false_by_words, false_claim, prove_claim, prove_move, prove_payload, prove_start
+from weft.wire import Buffer, Signed, decode, digest
+
+
+@dataclass(frozen=True)
+class Audit:
+    """One that is under way."""
+
+    round: Round  # whose manifest counts it
+    name: Digest
+    work: Work
+    link: Link
+    ticket: Signed  # its own draw, or another's verdict
+    accuser: PeerId | None = None  # who says that the steps differ
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the first of the steps is the first of an optimizer."""
+        return not (self.work.num_before or self.link.segment or self.link.first)
+
+
+class NotShown(Exception):
+    """The worker does not show what it named, or not yet."""
+
+
+class Unknown(Exception):
+    """What the steps began at is not known here."""
+
+
+class Differs(Exception):
+    """It has named something that is not so.
+
+    Args:
+        proof: as of `Found`.
+    """
+
+    def __init__(self, why: str, proof: Warrant | None = None) -> None:
+        super().__init__(why)
+        self.proof = proof
+
+
+class Checks:
+    """Of one auditor."""
+
+    def __init__(
+        self, context: Context, trainer: Trainer, replica: Replica, works: Works, heads: Heads, kept: Kept
+    ) -> None:
+        self._context = context
+        self._replica = replica
+        self._works = works
+        self._heads = heads
+        self._kept = kept
+        self._client = StateClient(context.node, context.compute, context.clock)
+        self.shape = shape_of(trainer)  # of each state
+
+    @property
+    def trace_every(self) -> int:
+        audits = self._replica.charter.audits
+        assert audits
+        return audits.trace_every
+
+    # --- claims ---
+
+    def heads_of(self, work: Work) -> list[Head]:
+        """Return what the segments of a work begin at.
+
+        Raises:
+            Differs: there has not been one of these rounds.
+            Unknown: it is not known here.
+        """
+        found, oldest = list[Head](), self._heads.oldest
+        for segment in work.segments:
+            head = self._heads.known(Digest(segment.head))
+            if head is None and oldest is not None and oldest <= segment.round:
+                raise Differs("it names a round that there has not been")
+            if head is None:
+                raise Unknown
+            found.append(head)
+        return found
+
+    def claim(self, audit: Audit) -> None:
+        """Check that what is claimed is as much as so many steps of these leases take.
+
+        Raises:
+            Differs, Unknown: it is not, or it cannot be told here.
+        """
+        work = audit.work
+        stood = [(head.manifest, head.charter) for head in self.heads_of(work)]
+        if (what := false_claim(work, stood)) is not None:
+            raise Differs(what, self._proof(audit, lambda: prove_claim(work, stood)))
+        counted = self._heads.last_counted(PeerId(work.peer), Round(work.round))
+        if counted is not None and work.segments[0].round < counted:
+            raise Differs("it trained on samples that a round had counted already")
+
+    # --- states ---
+
+    async def begins(self, audit: Audit, answer: AuditAnswer, heads: Sequence[Head]) -> None:
+        """Check what the first state of each segment follows from."""
+        work, every = audit.work, self.trace_every
+        if len(answer.begins) != len(heads) or len(answer.ends) != len(heads) - 1:
+            raise NotShown("it does not show how its segments begin and end")
+        for number, (head, named) in enumerate(zip(heads, answer.begins, strict=True)):
+            at = state_before(work.segments, every, number)
+            begin = await self.index(audit, named, at, work)
+            if number == 0:
+                if begin.vector(LOCAL).chunks != head.outer.chunks:
+                    raise Differs("it did not begin at the run's parameters")
+                await self._check_optimizer(audit, answer, shown_state(named, begin), begin.without(LOCAL))
+                continue
+            ended = await self.index(audit, answer.ends[number - 1], at - 1, work)
+            if ended.without(LOCAL) != begin.without(LOCAL):
+                before, after = shown_state(answer.ends[number - 1], ended), shown_state(named, begin)
+                prove = partial(prove_move, work, ground(heads[0]), number, before, after)
+                raise Differs("its optimizer is another after a round", self._proof(audit, prove))
+            moved = await self._moved(audit, ended, heads[number - 1], head)
+            if moved != begin.vector(LOCAL).chunks:
+                raise Differs("it did not keep what it had when it was moved to other parameters")
+
+    async def _moved(self, audit: Audit, ended: StateIndex, head: Head, after: Head) -> tuple[str, ...]:
+        """Return the digests of what a segment's last parameters are after the next round: as far from the outer ones
+        as before."""
+        local = (await self.pulled(audit, ended, {LOCAL}))[LOCAL]
+        outer, moved = await self.outer(audit, head), await self.outer(audit, after)
+        delta = method_at(self._replica.run, head).delta
+
+        def chunks() -> tuple[str, ...]:
+            return state_index({LOCAL: moved.sub_(delta(outer, local))}).vector(LOCAL).chunks
+
+        return await self._context.compute.serve(chunks)
+
+    async def _check_optimizer(
+        self, audit: Audit, answer: AuditAnswer, first: ShownState, memory: tuple[VectorIndex, ...]
+    ) -> None:
+        """Check that the first optimizer is that of the work before, or a new one.
+
+        Args:
+            first: the first state; memory: its optimizer.
+        """
+        work = audit.work
+        if work.follows is None:
+            zeros = {each.name: torch.zeros(each.num) for each in memory}
+            fresh = await self._context.compute.serve(lambda: state_index(zeros))
+            said = false_by_words(work, None)
+            if fresh.vectors != memory or said is not None:
+                prove = partial(prove_start, work, None, first if said is None else None)
+                raise Differs(said or "it says that its optimizer is new, and it is not", self._proof(audit, prove))
+            return
+        follows = Digest(work.follows)
+        before_it = self._works.known(follows) or await self._works.fetch(follows, [PeerId(work.peer)])
+        if before_it is None or answer.followed is None:
+            raise NotShown("it does not show the work that its optimizer goes on from")
+        letter = self._works.signed(follows)
+        if (said := false_by_words(work, before_it)) is not None:
+            raise Differs(said, self._proof(audit, partial(prove_start, work, letter), letter))
+        counted_in, oldest = self._heads.counted_in(follows), self._heads.oldest
+        if counted_in is None and oldest is not None and before_it.round > oldest:
+            raise Differs("its optimizer goes on from work that no round has counted")
+        at = num_states(before_it.segments, self.trace_every) - 1
+        ended = await self.index(audit, answer.followed, at, before_it)
+        if ended.without(LOCAL) != memory:
+            prove = partial(prove_start, work, letter, first, shown_state(answer.followed, ended))
+            raise Differs("its optimizer does not go on from the work that it names", self._proof(audit, prove, letter))
+
+    async def payload(self, audit: Audit, answer: AuditAnswer, last: StateIndex, head: Head, outer: Tensor) -> None:
+        """Check that the payload was made of the last state."""
+        work, error = audit.work, None
+        local = (await self.pulled(audit, last, {LOCAL}))[LOCAL]
+        if work.error is not None:
+            index = await self.listed(audit, Digest(work.error))
+            if index.shape.keys() != {ERROR} or index.shape[ERROR] > 2 * outer.numel():
+                raise Differs("what its codec had left before is no such thing")
+            error = (await self.pulled(audit, index))[ERROR]
+        try:
+            parts, left = await self._context.compute.serve(lambda: self._encoded(work, head, outer, local, error))
+        except (NotFinite, RuntimeError, ValueError) as failure:  # of its numbers, or of how many there are
+            raise Differs(f"no payload can be made of its last state: {first_line(failure)}") from None
+        if payload_of(map(digest, parts)) != work.payload:
+            found = await self._proof_of_payload(audit, answer, head, (outer, local), parts)
+            raise Differs("its payload is not what its training steps came to", found)
+        if left != work.left:
+            raise Differs("what its codec left is not what it says")
+
+    def _encoded(
+        self, work: Work, head: Head, outer: Tensor, local: Tensor, error: Tensor | None
+    ) -> tuple[tuple[Buffer, ...], Digest | None]:
+        run, scope = self._replica.run, self._replica.scope
+        encoded, left = payload_of_end(run, head, scope, Round(work.round), outer, local, error)
+        return encoded, named_error(left)
+
+    # --- what is fetched of the worker ---
+
+    async def index(self, audit: Audit, named: NamedState | None, number: int, work: Work) -> StateIndex:
+        """Return the list of a state that the worker shows, which is the one of this number that the work has named."""
+        if named is None:
+            raise NotShown("it does not show a state that it has named")
+        if not is_named(Digest(work.trace), work.segments, self.trace_every, number, named):
+            raise NotShown("it shows a state that it has not named")
+        index = await self.listed(audit, Digest(named.state))
+        if index.shape != self.shape:
+            raise Differs("what it has named is no state of this model")
+        return index
+
+    async def listed(self, audit: Audit, name: Digest) -> StateIndex:
+        data = await self._context.node.fetch_small(PeerId(audit.work.peer), name, MAX_INDEX_NBYTES)
+        try:
+            return decode(data, StateIndex, max_nbytes=MAX_INDEX_NBYTES)  # type: ignore[no-any-return]
+        except WireError as error:
+            raise Differs(f"what it has named is no state: {error}") from None
+
+    async def pulled(self, audit: Audit, index: StateIndex, names: set[str] | None = None) -> dict[str, Tensor]:
+        """Return vectors of an index, all fetched of the worker."""
+        wanted = [each for each in index.vectors if names is None or each.name in names]
+        vectors = {each.name: torch.empty(each.num) for each in wanted}
+
+        def put(name: str, start: int, data: Buffer) -> None:
+            piece = torch.frombuffer(bytearray(data), dtype=torch.float32)
+            vectors[name][start : start + len(piece)] = piece
+
+        await self._client.pull(index, [PeerId(audit.work.peer)], put, names)
+        return vectors
+
+    async def outer(self, audit: Audit, head: Head) -> Tensor:
+        """Return the run's parameters after a manifest."""
+        return (await self.pulled(audit, StateIndex(vectors=(head.outer,))))[OUTER]
+
+    # --- evidence ---
+
+    async def _proof_of_payload(
+        self, audit: Audit, answer: AuditAnswer, head: Head, vectors: tuple[Tensor, Tensor], right: Sequence[Buffer]
+    ) -> Warrant | None:
+        """Return what shows that a payload was not made of the last state, if it was not.
+
+        Args:
+            vectors: the parameters that the work began with, and those that it ended with.
+            right: the parts of the payload that was to be made of them.
+        """
+        work, parts = audit.work, parts_in(self._kept.listed(Digest(audit.work.payload)) or b"")
+        if len(parts) != len(right) or not answer.begins or answer.last is None:
+            return None
+        try:
+            payload = [await self._part(audit, each, own) for each, own in zip(parts, right, strict=True)]
+            named = answer.begins[0], answer.last
+            first, last = [shown_state(each, await self.listed(audit, Digest(each.state))) for each in named]
+        except (Differs, PeerError, NetError, Refused):
+            return None
+        before, after = (each.numpy() for each in vectors)
+        return await self._context.compute.serve(
+            lambda: self._proof(
+                audit, lambda: prove_payload(work, ground(head), (first, last), (before, after), payload, right)
+            )
+        )
+
+    async def _part(self, audit: Audit, wanted: Digest, own: Buffer) -> Buffer:
+        """Return a part of the work's payload, which is no longer than this machine's own."""
+        num, node = memoryview(own).nbytes, self._context.node
+        return await node.fetch_within(PeerId(audit.work.peer), wanted, num, room) if num else b""
+
+    def _proof(self, audit: Audit, prove: Callable[[], Falsehood], *more: Signed | None) -> Warrant | None:
+        """Return what shows that a work is false.
+
+        Args:
+            more: letters that it takes beside the work.
+        """
+        letters = [letter for letter in (self._works.signed(audit.name), *more) if letter is not None]
+        return proof(letters, prove) if len(letters) == 1 + len(more) else None

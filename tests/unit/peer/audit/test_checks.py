@@ -1,0 +1,93 @@
+"""What an auditor sees of a work before it asks for anything."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from unit.peer.audit.test_heads import STATE
+from unit.verify.evidence.forge import OTHER, Done, done, head, rules
+from weft.events import Event
+from weft.ids import Round, Tokens
+from weft.peer.audit import checks
+from weft.peer.audit.checks import Audit, Checks, Differs, Unknown
+from weft.peer.audit.heads import Heads
+from weft.sync.governance import read_lie
+from weft.sync.records.messages import Counted
+from weft.sync.records.work import link
+from weft.wire import digest, digest_of
+
+
+@pytest.fixture(autouse=True)
+def without_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "shape_of", lambda _trainer: {})
+    monkeypatch.setattr(checks, "StateClient", lambda *_: None)
+
+
+def claimed(path: Path, made: Done, *known: Any) -> None:
+    """Look at a claim where these rounds are known, and all that the work names."""
+    events: list[Event] = []
+    heads, nothing = Heads(path / "heads.bin", events.append), SimpleNamespace()
+    for each in (*known, *made.heads):
+        heads.note(each, made.charter, STATE, 0.0)
+    works: Any = SimpleNamespace(signed=lambda _name: made.signed)
+    context: Any = SimpleNamespace(node=None, compute=None, clock=None)
+    stub: Any = nothing
+    audit = Audit(Round(9), digest_of(made.signed), made.work, link(made.work.segments, 1, 0), made.signed)
+    Checks(context, stub, stub, works, heads, stub).claim(audit)
+
+
+def with_segment(made: Done, number: int = 0, **fields: Any) -> Done:
+    segments = list(made.work.segments)
+    segments[number] = msgspec.structs.replace(segments[number], **fields)
+    return made.renamed(segments=tuple(segments))
+
+
+def own(made: Done) -> Any:
+    return (Counted(peer=made.work.peer, tokens=Tokens(8), payload=made.work.payload, work=digest_of(made.signed)),)
+
+
+@pytest.mark.parametrize("honest", [done(), done(seed=1, segments=3)])
+def test_of_an_honest_work_nothing_is_said(tmp_path: Path, honest: Done) -> None:
+    claimed(tmp_path, honest)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda honest: honest.renamed(tokens=Tokens(33)), "other tokens"),
+        (lambda honest: with_segment(honest, num_steps=5), "more training steps than there were samples"),
+        (lambda honest: with_segment(honest, holder=OTHER.peer), "leased to another"),
+        (lambda honest: with_segment(honest, round=4), "do not follow each other"),
+    ],
+)
+def test_a_claim_that_rounds_do_not_bear_out_is_evidence(
+    tmp_path: Path, change: Callable[[Done], Done], what: str
+) -> None:
+    with pytest.raises(Differs, match=what) as found:
+        claimed(tmp_path, change(done()))
+    assert found.value.proof is not None
+    assert what in read_lie(found.value.proof).what
+
+
+def test_of_rounds_that_are_not_known_here_nothing_can_be_told(tmp_path: Path) -> None:
+    with pytest.raises(Unknown):
+        claimed(tmp_path, with_segment(done(), head=digest(b"long ago"), round=0))
+
+
+def test_a_round_that_has_not_been_is_a_lie(tmp_path: Path) -> None:
+    made = done()
+    with pytest.raises(Differs, match="has not been"):
+        claimed(tmp_path, with_segment(made, head=digest(b"no round"), round=made.heads[0].round))
+
+
+def test_samples_that_a_round_has_counted_are_not_claimed_again(tmp_path: Path) -> None:
+    made = done()
+    first = made.heads[0]
+    counting = head(first.round + 1, rules(), first)
+    brought = msgspec.structs.replace(counting, contributions=own(made))
+    with pytest.raises(Differs, match="counted already"):
+        claimed(tmp_path, made.renamed(round=Round(first.round + 2)), first, brought)
