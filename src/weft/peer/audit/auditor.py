@@ -45,6 +45,7 @@ from weft.peer.audit.looking import (
     Opened,
     Unable,
     Untrue,
+    chosen,
     is_equal,
     is_named,
     step,
@@ -65,7 +66,7 @@ from weft.sync.merge.method import OUTER
 from weft.sync.records import quarantine
 from weft.sync.records.acts import Finding, Warrant
 from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
-from weft.sync.records.messages import Manifest, parts_in, payload_of, works_in
+from weft.sync.records.messages import Manifest, parts_in, payload_of
 from weft.sync.records.work import Link, MadeStep, Work, link, link_from, num_links, num_states, state_before
 from weft.tasks import Tasks, to_the_end
 from weft.training.device import first_line
@@ -171,22 +172,19 @@ class Auditor:
         Args:
             times: as often as others a peer is audited.
         """
-        me, audits = self._context.node.peer, self._replica.charter.audits
+        charter = self._replica.charter
+        audits = charter.audits
         assert audits
-        held = {each.work for each in manifest.held or ()}
-        for peer, name in works_in(manifest):
-            if peer == me or (name in held and me in quarantine.members(self._replica.charter)):
-                continue
-            if name not in held and self._heads.held_in(name) is not None:
-                continue  # it was looked at as it waited
-            rate = len(electorate) - 1.0 if name in held else times(peer) * audits.rate
-            if drawn(ticket.signature, name, rate, len(electorate), 1) is None:
-                continue
+        some = chosen(manifest, charter, ticket, len(electorate), times, self._has_waited)
+        for peer, name, rate in some:
             begin = partial(self._drawn, manifest.round, name, ticket, rate, len(electorate), audits.trace_every)
             if (work := self._rounds.works.known(name)) is not None:
                 begin(work)
             else:
                 self._seek(name, peer, ticket, begin)
+
+    def _has_waited(self, work: Digest) -> bool:
+        return self._heads.held_in(work) is not None
 
     def _drawn(
         self, round: Round, name: Digest, ticket: Signed, rate: float, num_electors: int, trace_every: int, work: Work

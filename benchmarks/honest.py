@@ -1,0 +1,294 @@
+"""Honest members on other processors, some of which are killed, stopped, frozen, slow or late: whether anybody ever
+says that what they did is something else. Writes reports/honest.md.
+
+    python -m benchmarks.honest --into FILE             # two hours of one core; goes on from where it was stopped
+    python -m benchmarks.honest --into FILE --report    # writes the report of what is there
+
+Whole runs on the simulator, in which every work is audited (`audit_rate = 1`). Each machine makes its training steps in
+a process of its own (`rig.elsewhere`): with AVX-512, AVX2 and SSE4.1, one thread and two. So a step is made by one kind
+of processor, and made again by others. One machine comes later and is in quarantine first. By chance machines are
+killed and come back, are stopped and started again from their checkpoints, stand still, compute at a fifth of their
+speed, send so slowly that payloads are late, or lose payloads.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from benchmarks.report import FOLDER, table, whole
+from benchmarks.rig.elsewhere import KINDS, Elsewhere, Machine, machines
+from weft import rng
+from weft.clock import Clock
+from weft.codec.config import Int8Config
+from weft.data.corpus import CorpusConfig, TextSource
+from weft.events import (
+    AuditorDoubted,
+    Event,
+    LieProven,
+    MergeAudited,
+    MergeDoubted,
+    RoundCommitted,
+    WorkAudited,
+    WorkDoubted,
+)
+from weft.log import read_jsonl
+from weft.peer.audit import auditor
+from weft.run.config import RunFile, ShapedModel, TrainConfig
+from weft.run.trust import AuditedTrust
+from weft.sim.play import Played, play
+from weft.sim.scenario import Drop, Fault, Freeze, Kill, Kind, Line, Scenario, Slow, Stop
+from weft.sync.method.presets import DiLoCoConfig
+from weft.sync.method.schedule import ConstantConfig
+from weft.verify.judge import threshold
+
+Numerics = Literal["exact", "fp32"]
+NUMERICS: tuple[Numerics, ...] = ("exact", "fp32")
+NUM_SEEDS, NUM_ROUNDS, NUM_FAULTS = 200, 50, 8
+EVERY, BATCH, SEQ = 4, 2, 16
+LEASE = EVERY * BATCH * SEQ
+ROUND_S = 10.0  # of training, virtual
+AIM = 0.1  # of the threshold, in fp32
+WRITE_S = 300.0  # between two reports
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What came of one run.
+
+    Args:
+        differs: verdicts on work or parts, or of auditors, that somebody's word is false.
+        unanswered: audits that got no answer in time.
+        struck_out: members; removed: that did not answer for too long.
+        farthest: distance of two states that an audit compared, of parameters or moments.
+        num_lives: processes, of all machines.
+        late: works that were counted later than others of their round.
+    """
+
+    numerics: Numerics
+    seed: int
+    num_rounds: int
+    num_audits: int
+    num_unequal: int
+    differs: int
+    unanswered: int
+    struck_out: int
+    removed: int
+    farthest: float
+    num_lives: int
+    late: int
+    cpu_s: float
+
+
+class Farthest:
+    """How far apart states lie that audits have compared."""
+
+    def __init__(self) -> None:
+        self.most, self.num = 0.0, 0
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        measured = auditor.distance
+
+        def distance(before: Tensor, mine: Tensor, theirs: Tensor) -> float:
+            found = measured(before, mine, theirs)
+            self.most, self.num = max(self.most, found), self.num + 1
+            return found
+
+        auditor.distance = distance
+        try:
+            yield
+        finally:
+            auditor.distance = measured
+
+
+def scenario_of(seed: int) -> Scenario:
+    """Return machines of all kinds, one of which comes later, and what befalls them by chance."""
+    luck, speed = rng.stream(seed, "honest"), LEASE / ROUND_S
+    names = [f"peer-{number}" for number in range(len(KINDS))]
+    kinds = tuple(
+        Kind(name=name, tokens_per_s=speed, joins_at_s=0.0 if name != names[-1] else 60.0 + 100.0 * luck.random())
+        for name in names
+    )
+    faults = []
+    for _ in range(NUM_FAULTS):
+        peer, at_s = names[int(luck.integers(len(names)))], 40.0 + (NUM_ROUNDS - 10) * ROUND_S * float(luck.random())
+        lasts_s = ROUND_S * float(1 + 5 * luck.random())
+        befalls: tuple[Fault, ...] = (
+            Kill(peer=peer, at_s=at_s, returns_after_s=lasts_s / 4),
+            Kill(peer=peer, at_s=at_s, returns_after_s=2 * lasts_s),
+            Stop(peer=peer, at_s=at_s, returns_after_s=lasts_s),
+            Freeze(peer=peer, at_s=at_s, lasts_s=lasts_s / 2),
+            Slow(peer=peer, at_s=at_s, factor=0.2, lasts_s=3 * lasts_s),
+            Line(peer=peer, at_s=at_s, up_mbit=0.02, lasts_s=3 * lasts_s),
+            Drop(peer=peer, at_s=at_s, share=0.5, lasts_s=3 * lasts_s),
+        )
+        faults.append(befalls[int(luck.integers(len(befalls)))])
+    return Scenario(run="", kind=kinds, fault=tuple(faults), seed=seed, limit_s=50 * NUM_ROUNDS * ROUND_S)
+
+
+def run_file_of(numerics: Numerics, seed: int) -> RunFile:
+    return RunFile(
+        name="honest",
+        seed=seed,
+        peers=len(KINDS),
+        model=ShapedModel(num_layers=2, num_heads=4, num_kv_heads=2, width=32, ffn_width=48),
+        data=CorpusConfig(source=TextSource(paths=("text.txt",))),
+        train=TrainConfig(
+            seq_len=SEQ,
+            batch_size=BATCH,
+            tokens=NUM_ROUNDS * len(KINDS) * LEASE,
+            schedule=ConstantConfig(lr=3e-3),
+            evaluate_every=0,
+        ),
+        method=DiLoCoConfig(every=EVERY, codec=Int8Config()),
+        trust=AuditedTrust(audit_rate=1.0, numerics=numerics),
+    )
+
+
+def run(numerics: Numerics, seed: int, elsewhere: Mapping[str, Machine]) -> Found:
+    """Play one run."""
+    began, of_clocks, kinds = time.process_time(), dict[Clock, Machine](), list(elsewhere.values())
+    farthest = Farthest()
+
+    def make(*given: Any) -> Elsewhere:
+        clock: Clock = given[4]  # a machine's own, in all its lives
+        of_clocks.setdefault(clock, kinds[len(of_clocks) % len(kinds)])
+        return Elsewhere(of_clocks[clock], *given)
+
+    with tempfile.TemporaryDirectory() as name, farthest.watched():
+        folder = Path(name)
+        (folder / "text.txt").write_text(" ".join(str(number * number) for number in range(8000)), "utf-8")
+        with (folder / "log.jsonl").open("wb") as log:
+            played = play(
+                scenario_of(seed), run_file_of(numerics, seed), folder, folder / "home", log.write, make_trainer=make
+            )
+        events = [entry.event for entry in read_jsonl(folder / "log.jsonl")]
+    if played.broken:
+        raise RuntimeError(f"{numerics}, seed {seed}: {played.broken}")
+    return _found(numerics, seed, played, events, farthest, time.process_time() - began)
+
+
+def _found(
+    numerics: Numerics, seed: int, played: Played, events: list[Event], farthest: Farthest, cpu_s: float
+) -> Found:
+    doubts = [each for each in events if isinstance(each, WorkDoubted | MergeDoubted)]
+    false = [each for each in events if isinstance(each, AuditorDoubted) and each.outcome == "false"]
+    lies = [each for each in events if isinstance(each, LieProven)]
+    outcomes = Counter(each.outcome for each in doubts)
+    counted = {each.round: len(each.contributors) for each in events if isinstance(each, RoundCommitted)}
+    return Found(
+        numerics=numerics,
+        seed=seed,
+        num_rounds=played.num_rounds,
+        num_audits=sum(isinstance(each, WorkAudited | MergeAudited) for each in events),
+        num_unequal=farthest.num,
+        differs=outcomes["differs"] + len(false) + len(lies),
+        unanswered=outcomes["unanswered"],
+        struck_out=sum(each.struck_out is not None for each in played.machines),
+        removed=sum("it did not show auditors" in each.end for each in played.machines),
+        farthest=farthest.most,
+        num_lives=sum(each.num_lives for each in played.machines),
+        late=sum(len(KINDS) - 1 - num for num in counted.values() if num < len(KINDS) - 1),
+        cpu_s=round(cpu_s, 1),
+    )
+
+
+# --- what is there already ---
+
+
+def known(path: Path) -> list[Found]:
+    """Return the runs that a file has; a last line that was cut short is none."""
+    lines = path.read_text("utf-8").split("\n")[:-1] if path.exists() else []
+    return [Found(**json.loads(line)) for line in lines]
+
+
+def keep(path: Path, found: Found) -> None:
+    text = path.read_text("utf-8") if path.exists() else ""
+    with path.open("a", encoding="utf-8") as file:
+        if text and not text.endswith("\n"):
+            file.write("\n")
+        file.write(json.dumps(asdict(found)) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def report(all_found: list[Found]) -> bool:
+    """Write the report of what is there; return whether nobody honest was found false, and all is as near as it is to
+    be."""
+    rows, is_well = list[list[object]](), True
+    for numerics in NUMERICS:
+        some = [each for each in all_found if each.numerics == numerics]
+        if not some:
+            continue
+        most = max(each.farthest for each in some)
+        share = most / threshold("fp32", 1)
+        is_well = is_well and not any(each.differs or each.struck_out for each in some) and share < AIM
+        rows.append(
+            [
+                numerics,
+                len(some),
+                sum(each.num_rounds for each in some),
+                sum(each.num_lives for each in some),
+                sum(each.late for each in some),
+                sum(each.num_audits for each in some),
+                sum(each.num_unequal for each in some),
+                sum(each.differs for each in some),
+                sum(each.struck_out for each in some),
+                f"{most:.2g}" + (f" ({share:.3f} of the threshold)" if numerics == "fp32" else ""),
+                sum(each.unanswered for each in some),
+                sum(each.removed for each in some),
+                f"{sum(each.cpu_s for each in some):,.0f}",
+            ]
+        )
+    header = ["numbers", "runs", "rounds", "processes", "works not in their round", "audits", "states not equal"]
+    header += ["found false", "struck out", "farthest", "no answer in time", "removed for that", "CPU s"]
+    sections = [
+        (__doc__ or "").split("\n\n", 1)[1].strip(),
+        f"{len(KINDS)} machines: {', '.join(KINDS)}. {NUM_ROUNDS} rounds of {EVERY} steps, {NUM_FAULTS} faults in each "
+        "run. Payloads, merging and outer steps of all are computed in one process.",
+        table(header, rows),
+        f"Aim: nobody found false, and in fp32 no two states farther apart than {AIM:g} of the threshold: "
+        + ("met." if is_well else "**missed**."),
+    ]
+    command = "python -m benchmarks.honest --into FILE"
+    text = whole("Honest members on other processors", command, sections)
+    (FOLDER / "honest.md").write_text(text, encoding="utf-8")
+    return is_well
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--into", type=Path, required=True, help="where runs are kept, one a line")
+    parser.add_argument("--seeds", type=int, default=NUM_SEEDS, help="runs in each kind of numbers")
+    parser.add_argument("--report", action="store_true", help="play nothing, and write the report")
+    options = parser.parse_args()
+    all_found = known(options.into)
+    done = {(each.numerics, each.seed) for each in all_found}
+    jobs = [(numerics, seed) for seed in range(options.seeds) for numerics in NUMERICS]
+    if not options.report:
+        told_at = time.monotonic()
+        with machines() as elsewhere:
+            for numerics, seed in jobs:
+                if (numerics, seed) in done:
+                    continue
+                all_found.append(run(numerics, seed, elsewhere))
+                keep(options.into, all_found[-1])
+                print(all_found[-1], flush=True)
+                if time.monotonic() - told_at > WRITE_S:
+                    report(all_found)
+                    told_at = time.monotonic()
+    return 0 if report(all_found) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
