@@ -6,7 +6,7 @@ whether anybody honest ever is. Writes reports/cheats.md.
 
 Twenty-four peers play the game of audits (`rig.audit_game`): all that is decided, production code decides, on signed
 records; messages and training are left out. Beside it the simulator plays whole runs of twelve machines, of which
-four make no steps and look at none of each other's, and the game plays the same.
+four cheat, and the game plays the same.
 
     out in rounds    from the first work with steps that were not made, to the round that strikes its key out or
                      removes it; of those that are out within the game
@@ -18,11 +18,11 @@ four make no steps and look at none of each other's, and the game plays the same
 import argparse
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from math import sqrt
 from pathlib import Path
 from statistics import mean, median, stdev
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from benchmarks.report import load, load_line, table, write
 from benchmarks.rig.audit_game import TRUST, Game, Outcomes, Seen, Way
@@ -126,11 +126,30 @@ HEADER = [
 ]
 
 
+BESIDE = ["four of twelve", "rate", "", "runs", "mean", "most", "games", "mean", "most", "apart, in standard errors"]
+BESIDE += ["honest ones out"]
+
 # --- the same in whole runs ---
 
-SIM_PEERS, SIM_CHEATS, SIM_ROUNDS, SIM_STEPS = 12, 4, 24, 20
-SIM_WAY = Way(num=SIM_CHEATS, looks="at no friend")
+SIM_PEERS, SIM_STEPS = 12, 20
 SEQ, BATCH, ROUND_S = 16, 2, 10.0
+LEASE = SIM_STEPS * BATCH * SEQ
+
+
+class Play(NamedTuple):
+    """What is played both ways: by the game, and by machines that are called a gang."""
+
+    name: str
+    way: Way
+    how: Literal["collude", "deaf"]
+    rate: float
+    num_rounds: int
+
+
+PLAYS = (
+    Play("make no steps, look at none of each other's", Way(num=4, looks="at no friend"), "collude", 0.1, 24),
+    Play("make no steps, show nothing", Way(num=4, is_silent=True), "deaf", 0.3, 40),
+)
 
 
 class Fate(NamedTuple):
@@ -140,90 +159,93 @@ class Fate(NamedTuple):
     before: int
 
 
-def whole_runs(seeds: Iterable[int]) -> Iterator[tuple[list[Fate], int, float]]:
-    """Yield, of each run, how its cheats fare, how many honest machines were struck out, and its CPU seconds."""
-    for seed in seeds:
-        began = time.process_time()
-        with tempfile.TemporaryDirectory() as name:
-            fates, num_honest_out = _whole_run(Path(name), seed)
-        yield fates, num_honest_out, time.process_time() - began
-
-
-def _whole_run(folder: Path, seed: int) -> tuple[list[Fate], int]:
-    (folder / "text.txt").write_text(" ".join(str(number * number) for number in range(8000)), "utf-8")
-    lease = SIM_STEPS * BATCH * SEQ
-    run_file = RunFile(
-        name="cheats",
-        seed=seed,
-        peers=SIM_PEERS,
-        model=ShapedModel(num_layers=1, num_heads=2, width=32, ffn_width=48),
-        data=CorpusConfig(source=TextSource(paths=("text.txt",))),
-        train=TrainConfig(
-            seq_len=SEQ,
-            batch_size=BATCH,
-            tokens=SIM_ROUNDS * SIM_PEERS * lease,
-            schedule=ConstantConfig(lr=1e-2),
-            evaluate_every=0,
-        ),
-        method=DiLoCoConfig(every=SIM_STEPS, codec=Int8Config()),
-        trust=AuditedTrust(),
-    )
-    speed = lease / ROUND_S
-    scenario = Scenario(
-        run="",
-        kind=(
-            Kind(name="home", count=SIM_PEERS - SIM_CHEATS, tokens_per_s=speed),
-            Kind(name="gang", count=SIM_CHEATS, tokens_per_s=speed),
-        ),
-        fault=(Cheat(peer="gang", work="none", at_s=0.0), Audits(peer="gang", how="collude", at_s=0.0)),
-        seed=seed,
-        compute="cost",
-        limit_s=100 * SIM_ROUNDS * ROUND_S,
-    )
-    found = play(scenario, run_file, folder, folder / "home", lambda _line: None)
+def whole_run(what: Play, seed: int) -> tuple[list[Fate], int]:
+    """Return how the cheats of one run fare, and how many honest machines it has struck out or removed."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "text.txt").write_text(" ".join(str(number * number) for number in range(8000)), "utf-8")
+        run_file = RunFile(
+            name="cheats",
+            seed=seed,
+            peers=SIM_PEERS,
+            model=ShapedModel(num_layers=1, num_heads=2, width=32, ffn_width=48),
+            data=CorpusConfig(source=TextSource(paths=("text.txt",))),
+            train=TrainConfig(
+                seq_len=SEQ,
+                batch_size=BATCH,
+                tokens=what.num_rounds * SIM_PEERS * LEASE,
+                schedule=ConstantConfig(lr=1e-2),
+                evaluate_every=0,
+            ),
+            method=DiLoCoConfig(every=SIM_STEPS, codec=Int8Config()),
+            trust=AuditedTrust(audit_rate=what.rate),
+        )
+        honest = Kind(name="home", count=SIM_PEERS - what.way.num, tokens_per_s=LEASE / ROUND_S)
+        scenario = Scenario(
+            run="",
+            kind=(honest, Kind(name="gang", count=what.way.num, tokens_per_s=LEASE / ROUND_S)),
+            fault=(Cheat(peer="gang", work="none", at_s=0.0), Audits(peer="gang", how=what.how, at_s=0.0)),
+            seed=seed,
+            compute="cost",
+            limit_s=100 * what.num_rounds * ROUND_S,
+        )
+        found = play(scenario, run_file, folder, folder / "home", lambda _line: None)
     if found.broken:
-        raise RuntimeError(f"seed {seed}: {found.broken}")
-    chain, fates = history(found.manifests), list[Fate]()
+        raise RuntimeError(f"{what.name}, seed {seed}: {found.broken}")
+    chain, fates, num_honest_out = history(found.manifests)[::-1], list[Fate](), 0
     for machine in found.machines:
-        if not machine.name.startswith("gang"):
+        out = next((one.round for one in chain if machine.peer in one.left), None)
+        if machine.name.startswith("home"):
+            num_honest_out += out is not None
             continue
-        rounds = sorted(one.round for one in chain if any(each.peer == machine.peer for each in one.contributions))
-        if machine.struck_out is None:
-            raise RuntimeError(f"seed {seed}: {machine.name} was not found in {found.num_rounds} rounds; play more")
-        fates.append(Fate(machine.struck_out - rounds[0], len(rounds)))
-    return fates, sum(each.struck_out is not None for each in found.machines if each.name.startswith("home"))
+        if out is None:
+            raise RuntimeError(f"{what.name}, seed {seed}: {machine.name} stays for {found.num_rounds} rounds")
+        rounds = [one.round for one in chain if any(each.peer == machine.peer for each in one.contributions)]
+        fates.append(Fate(out - rounds[0], len(rounds)))
+    return fates, num_honest_out
+
+
+def games_of(what: Play, seeds: Iterable[int]) -> list[list[Fate]]:
+    """Return how the cheats of each game fare."""
+    found = list[list[Fate]]()
+    with shared():
+        for seed in seeds:
+            cheats = Game(what.way, seed, rate=what.rate, num=SIM_PEERS, links=SIM_STEPS).play(NUM_ROUNDS).cheats
+            outs = [(NUM_ROUNDS if each.out_after is None else each.out_after, each.before) for each in cheats]
+            found.append([Fate(*each) for each in outs])
+    return found
 
 
 def beside(num_plays: int, num_games: int) -> tuple[list[list[object]], bool]:
     """Return a table's rows that compare whole runs with games, and whether they agree."""
-    fates, num_honest_out = list[Fate](), 0
-    for number, (some, num_out, cpu_s) in enumerate(whole_runs(range(num_plays))):
-        print(f"whole run {number}: {[tuple(each) for each in some]}, {cpu_s:.0f} CPU s", flush=True)
-        fates += some
-        num_honest_out += num_out
-    with shared():
-        games = [Game(SIM_WAY, seed, num=SIM_PEERS, links=SIM_STEPS).play(NUM_ROUNDS) for seed in range(num_games)]
-    seen = [each for game in games for each in game.cheats]
-    pairs: dict[str, tuple[list[int], list[int]]] = {
-        "out in rounds": ([each.out_after for each in fates], [each.out_after or 0 for each in seen]),
-        "counted": ([each.before for each in fates], [each.before for each in seen]),
-    }
-    rows, agree = list[list[object]](), num_honest_out == 0
-    for what, (runs, many) in pairs.items():
-        apart, error = mean(runs) - mean(many), _error(runs, many)
-        agree = agree and abs(apart) <= 3 * error
-        rows.append([what, len(runs), mean(runs), max(runs), len(many), mean(many), max(many), f"{apart / error:+.1f}"])
+    rows, agree = list[list[object]](), True
+    for what in PLAYS:
+        runs, num_honest_out = list[list[Fate]](), 0
+        for seed in range(num_plays):
+            began = time.process_time()
+            fates, num_out = whole_run(what, seed)
+            runs.append(fates)
+            num_honest_out += num_out
+            print(
+                what.name, seed, [tuple(each) for each in fates], f"{time.process_time() - began:.0f} CPU s", flush=True
+            )
+        games = games_of(what, range(num_games))
+        agree = agree and not num_honest_out
+        for number, field in enumerate(("out in rounds", "counted")):
+            # Of one run a mean: those that are found in one round are struck out one after the other.
+            one, other = ([mean(fate[number] for fate in fates) for fates in some] for some in (runs, games))
+            most = [max(fate[number] for fates in some for fate in fates) for some in (runs, games)]
+            apart, error = mean(one) - mean(other), sqrt(sum(stdev(each) ** 2 / len(each) for each in (one, other)))
+            agree = agree and abs(apart) <= 3 * error
+            figures = [len(one), f"{mean(one):.2f}", most[0], len(other), f"{mean(other):.2f}", most[1]]
+            rows.append([what.name, what.rate, field, *figures, f"{apart / error:+.1f}", num_honest_out])
     return rows, agree
-
-
-def _error(one: Sequence[int], other: Sequence[int]) -> float:
-    return sqrt(sum(stdev(each) ** 2 / len(each) for each in (one, other)))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=200, help="games of each row")
-    parser.add_argument("--plays", type=int, default=6, help="whole runs beside them; 0: none")
+    parser.add_argument("--plays", type=int, default=12, help="whole runs beside them, two or more; 0: none")
     parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="of audits")
     options, before = parser.parse_args(), load()
     rows = list[Row]()
@@ -245,12 +267,9 @@ def main() -> int:
     if options.plays:
         compared, agree = beside(options.plays, options.seeds)
         sections += [
-            f"Whole runs of {SIM_PEERS} machines on the simulator, and games of as many, at a rate of "
-            f"{TRUST.audit_rate:g}: means, of each cheat.",
-            table(
-                ["", "cheats in runs", "mean", "most", "in games", "mean", "most", "apart, in standard errors"],
-                compared,
-            ),
+            f"Whole runs of {SIM_PEERS} machines on the simulator, of which four cheat, and games of as many: means "
+            "over runs, and over games.",
+            table(BESIDE, compared),
             "Within three standard errors, and nobody honest struck out: " + ("yes." if agree else "**no**."),
         ]
         are_safe = are_safe and agree

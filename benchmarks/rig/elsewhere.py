@@ -32,6 +32,7 @@ from weft.training.trainer import Trainer
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 SSE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
 PROCESSORS: dict[str, dict[str, str]] = {"all": {}, "AVX2": AVX2, "SSE4.1": SSE}
+PATIENT = {"OMP_WAIT_POLICY": "passive"}  # threads that wait take no core from the others
 KINDS: dict[str, tuple[int, dict[str, str]]] = {
     f"{name}, {'one thread' if threads == 1 else 'two threads'}": (threads, environment)
     for threads in (1, 2)
@@ -84,7 +85,10 @@ class Machine:
         command = [sys.executable, "-P", "-m", "benchmarks.rig.elsewhere", str(threads)]
         path = os.pathsep.join(sys.path)
         self._process = subprocess.Popen(
-            command, env=os.environ | {"PYTHONPATH": path} | environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            command,
+            env=os.environ | {"PYTHONPATH": path, **PATIENT} | environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         self._run: RunConfig | None = None
 
