@@ -1,7 +1,7 @@
 """Who cheats members that audit each other, or helps those who do: when it is out, what was counted until then, and
 whether anybody honest ever is. Writes reports/cheats.md.
 
-    python -m benchmarks.cheats                       # half an hour of one core
+    python -m benchmarks.cheats                       # an hour of one core
     python -m benchmarks.cheats --seeds 20 --plays 0  # two minutes: fewer games, and no whole run beside them
 
 Twenty-four peers play the game of audits (`rig.audit_game`): all that is decided, production code decides, on signed
@@ -36,7 +36,7 @@ from weft.sim.scenario import Audits, Cheat, Kind, Scenario
 from weft.sync.method.presets import DiLoCoConfig
 from weft.sync.method.schedule import ConstantConfig
 
-NUM_PEERS, NUM_ROUNDS = 24, 100
+NUM_PEERS, NUM_ROUNDS = 24, 60
 RATES = (0.05, 0.1, 0.3)
 LATE = 12  # the round in which newcomers come: nobody else is new any more
 HONEST_LEASES = TRUST.quarantine

@@ -71,7 +71,8 @@ class Found:
         struck_out: members; removed: that did not answer for too long.
         farthest: distance of two states that an audit compared, of parameters or moments.
         num_lives: processes, of all machines.
-        late: works that were counted later than others of their round.
+        missing: works that rounds could count and did not.
+        cpu_s: of all processes.
     """
 
     numerics: Numerics
@@ -85,7 +86,7 @@ class Found:
     removed: int
     farthest: float
     num_lives: int
-    late: int
+    missing: int
     cpu_s: float
 
 
@@ -111,7 +112,7 @@ class Farthest:
             auditor.distance = measured
 
 
-def scenario_of(seed: int) -> Scenario:
+def scenario_of(seed: int, num_rounds: int) -> Scenario:
     """Return machines of all kinds, one of which comes later, and what befalls them by chance."""
     luck, speed = rng.stream(seed, "honest"), LEASE / ROUND_S
     names = [f"peer-{number}" for number in range(len(KINDS))]
@@ -121,7 +122,7 @@ def scenario_of(seed: int) -> Scenario:
     )
     faults = []
     for _ in range(NUM_FAULTS):
-        peer, at_s = names[int(luck.integers(len(names)))], 40.0 + (NUM_ROUNDS - 10) * ROUND_S * float(luck.random())
+        peer, at_s = names[int(luck.integers(len(names)))], ROUND_S * (4 + (num_rounds - 10) * float(luck.random()))
         lasts_s = ROUND_S * float(1 + 5 * luck.random())
         befalls: tuple[Fault, ...] = (
             Kill(peer=peer, at_s=at_s, returns_after_s=lasts_s / 4),
@@ -133,10 +134,10 @@ def scenario_of(seed: int) -> Scenario:
             Drop(peer=peer, at_s=at_s, share=0.5, lasts_s=3 * lasts_s),
         )
         faults.append(befalls[int(luck.integers(len(befalls)))])
-    return Scenario(run="", kind=kinds, fault=tuple(faults), seed=seed, limit_s=50 * NUM_ROUNDS * ROUND_S)
+    return Scenario(run="", kind=kinds, fault=tuple(faults), seed=seed, limit_s=50 * num_rounds * ROUND_S)
 
 
-def run_file_of(numerics: Numerics, seed: int) -> RunFile:
+def run_file_of(numerics: Numerics, seed: int, num_rounds: int) -> RunFile:
     return RunFile(
         name="honest",
         seed=seed,
@@ -146,7 +147,7 @@ def run_file_of(numerics: Numerics, seed: int) -> RunFile:
         train=TrainConfig(
             seq_len=SEQ,
             batch_size=BATCH,
-            tokens=NUM_ROUNDS * len(KINDS) * LEASE,
+            tokens=num_rounds * len(KINDS) * LEASE,
             schedule=ConstantConfig(lr=3e-3),
             evaluate_every=0,
         ),
@@ -155,9 +156,9 @@ def run_file_of(numerics: Numerics, seed: int) -> RunFile:
     )
 
 
-def run(numerics: Numerics, seed: int, elsewhere: Mapping[str, Machine]) -> Found:
-    """Play one run."""
-    began, of_clocks, kinds = time.process_time(), dict[Clock, Machine](), list(elsewhere.values())
+def run(numerics: Numerics, seed: int, elsewhere: Mapping[str, Machine], num_rounds: int = NUM_ROUNDS) -> Found:
+    """Play one run of so many rounds, if all are counted in each."""
+    began, of_clocks, kinds = _spent_s(elsewhere), dict[Clock, Machine](), list(elsewhere.values())
     farthest = Farthest()
 
     def make(*given: Any) -> Elsewhere:
@@ -169,13 +170,17 @@ def run(numerics: Numerics, seed: int, elsewhere: Mapping[str, Machine]) -> Foun
         folder = Path(name)
         (folder / "text.txt").write_text(" ".join(str(number * number) for number in range(8000)), "utf-8")
         with (folder / "log.jsonl").open("wb") as log:
-            played = play(
-                scenario_of(seed), run_file_of(numerics, seed), folder, folder / "home", log.write, make_trainer=make
-            )
+            scenario, run_file = scenario_of(seed, num_rounds), run_file_of(numerics, seed, num_rounds)
+            played = play(scenario, run_file, folder, folder / "home", log.write, make_trainer=make)
         events = [entry.event for entry in read_jsonl(folder / "log.jsonl")]
     if played.broken:
         raise RuntimeError(f"{numerics}, seed {seed}: {played.broken}")
-    return _found(numerics, seed, played, events, farthest, time.process_time() - began)
+    return _found(numerics, seed, played, events, farthest, _spent_s(elsewhere) - began)
+
+
+def _spent_s(elsewhere: Mapping[str, Machine]) -> float:
+    """Return the CPU time of this process and of those that make its steps."""
+    return time.process_time() + sum(each.cpu_s for each in elsewhere.values())
 
 
 def _found(
@@ -198,7 +203,7 @@ def _found(
         removed=sum("it did not show auditors" in each.end for each in played.machines),
         farthest=farthest.most,
         num_lives=sum(each.num_lives for each in played.machines),
-        late=sum(len(KINDS) - 1 - num for num in counted.values() if num < len(KINDS) - 1),
+        missing=sum(len(KINDS) - 1 - num for num in counted.values() if num < len(KINDS) - 1),
         cpu_s=round(cpu_s, 1),
     )
 
@@ -239,7 +244,7 @@ def report(all_found: list[Found]) -> bool:
                 len(some),
                 sum(each.num_rounds for each in some),
                 sum(each.num_lives for each in some),
-                sum(each.late for each in some),
+                sum(each.missing for each in some),
                 sum(each.num_audits for each in some),
                 sum(each.num_unequal for each in some),
                 sum(each.differs for each in some),
@@ -250,7 +255,7 @@ def report(all_found: list[Found]) -> bool:
                 f"{sum(each.cpu_s for each in some):,.0f}",
             ]
         )
-    header = ["numbers", "runs", "rounds", "processes", "works not in their round", "audits", "states not equal"]
+    header = ["numbers", "runs", "rounds", "processes", "works that rounds lack", "audits", "states not equal"]
     header += ["found false", "struck out", "farthest", "no answer in time", "removed for that", "CPU s"]
     sections = [
         (__doc__ or "").split("\n\n", 1)[1].strip(),

@@ -251,8 +251,8 @@ class Game:
     def _round(self) -> None:
         base = self.base
         waiting = verdicts.warrants(self._cast, base)
-        accused = {governance.accused(warrant) for warrant in waiting}
         acts = governance.in_effect(base.charter, base.body, waiting, MAX_ACTS)
+        accused = {governance.accused(warrant) for warrant in acts}  # who waits for its turn is counted
         contributions = tuple(self._counted(set(base.electorate) - accused))
         out = counters.planned(base, base.charter.banned, set())
         done = governance.enacted(base, acts, contributions, countered=out)

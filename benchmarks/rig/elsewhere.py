@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -104,6 +105,12 @@ class Machine:
         assert self._process.stdout is not None
         _send(self._process.stdin, asked)
         return pickle.load(self._process.stdout)
+
+    @property
+    def cpu_s(self) -> float:
+        """Return the CPU time that the process has taken."""
+        spent = psutil.Process(self._process.pid).cpu_times()
+        return float(spent.user + spent.system)
 
     def end(self) -> None:
         with suppress(BrokenPipeError):
