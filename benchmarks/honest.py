@@ -1,14 +1,18 @@
-"""Honest members on other processors, some of which are killed, stopped, frozen, slow or late: whether anybody ever
+"""Honest members on other processors, some of which are killed, stopped, slow or late: whether anybody ever
 says that what they did is something else. Writes reports/honest.md.
 
     python -m benchmarks.honest --into FILE             # two hours of one core; goes on from where it was stopped
     python -m benchmarks.honest --into FILE --report    # writes the report of what is there
 
 Whole runs on the simulator, in which every work is audited (`audit_rate = 1`). Each machine makes its training steps in
-a process of its own (`rig.elsewhere`): with AVX-512, AVX2 and SSE4.1, one thread and two. So a step is made by one kind
+a process of some kind (`rig.elsewhere`): with AVX-512, AVX2 or SSE4.1, one thread or two. So a step is made by one kind
 of processor, and made again by others. One machine comes later and is in quarantine first. By chance machines are
-killed and come back, are stopped and started again from their checkpoints, stand still, compute at a fifth of their
-speed, send so slowly that payloads are late, or lose payloads.
+killed and come back, are stopped and started again from their checkpoints, compute at a fifth of their speed, send so
+slowly that payloads are late, or lose payloads.
+
+    python    trains on source of Python's own library
+    digits    on squares of numbers, of which it has soon learnt what there is: gradients of the last layer's keys then
+              lie near what rounding makes of them, and AdamW divides by how long they are
 """
 
 import argparse
@@ -21,6 +25,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from sysconfig import get_path
 from typing import Any, Literal
 
 from torch import Tensor
@@ -46,13 +51,16 @@ from weft.peer.audit import auditor
 from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.run.trust import AuditedTrust
 from weft.sim.play import Played, play
-from weft.sim.scenario import Drop, Fault, Freeze, Kill, Kind, Line, Scenario, Slow, Stop
+from weft.sim.scenario import Drop, Fault, Kill, Kind, Line, Scenario, Slow, Stop
 from weft.sync.method.presets import DiLoCoConfig
 from weft.sync.method.schedule import ConstantConfig
 from weft.verify.judge import threshold
 
 Numerics = Literal["exact", "fp32"]
-NUMERICS: tuple[Numerics, ...] = ("exact", "fp32")
+Text = Literal["python", "digits"]
+WHAT: tuple[tuple[Numerics, Text], ...] = (("exact", "python"), ("fp32", "python"), ("fp32", "digits"))
+LIBRARY = ("json", "logging")  # packages of Python's own
+NUM_MACHINES = 5  # of the kinds that there are: by chance which
 NUM_SEEDS, NUM_ROUNDS, NUM_FAULTS = 200, 50, 8
 EVERY, BATCH, SEQ = 4, 2, 16
 LEASE = EVERY * BATCH * SEQ
@@ -76,6 +84,7 @@ class Found:
     """
 
     numerics: Numerics
+    text: Text
     seed: int
     num_rounds: int
     num_audits: int
@@ -115,7 +124,7 @@ class Farthest:
 def scenario_of(seed: int, num_rounds: int) -> Scenario:
     """Return machines of all kinds, one of which comes later, and what befalls them by chance."""
     luck, speed = rng.stream(seed, "honest"), LEASE / ROUND_S
-    names = [f"peer-{number}" for number in range(len(KINDS))]
+    names = [f"peer-{number}" for number in range(NUM_MACHINES)]
     kinds = tuple(
         Kind(name=name, tokens_per_s=speed, joins_at_s=0.0 if name != names[-1] else 60.0 + 100.0 * luck.random())
         for name in names
@@ -128,7 +137,6 @@ def scenario_of(seed: int, num_rounds: int) -> Scenario:
             Kill(peer=peer, at_s=at_s, returns_after_s=lasts_s / 4),
             Kill(peer=peer, at_s=at_s, returns_after_s=2 * lasts_s),
             Stop(peer=peer, at_s=at_s, returns_after_s=lasts_s),
-            Freeze(peer=peer, at_s=at_s, lasts_s=lasts_s / 2),
             Slow(peer=peer, at_s=at_s, factor=0.2, lasts_s=3 * lasts_s),
             Line(peer=peer, at_s=at_s, up_mbit=0.02, lasts_s=3 * lasts_s),
             Drop(peer=peer, at_s=at_s, share=0.5, lasts_s=3 * lasts_s),
@@ -137,17 +145,19 @@ def scenario_of(seed: int, num_rounds: int) -> Scenario:
     return Scenario(run="", kind=kinds, fault=tuple(faults), seed=seed, limit_s=50 * num_rounds * ROUND_S)
 
 
-def run_file_of(numerics: Numerics, seed: int, num_rounds: int) -> RunFile:
+def run_file_of(numerics: Numerics, text: Text, seed: int, num_rounds: int) -> RunFile:
+    library = Path(get_path("stdlib"))
+    of_python = tuple(str(library / each / "*.py") for each in LIBRARY)
     return RunFile(
         name="honest",
         seed=seed,
-        peers=len(KINDS),
+        peers=NUM_MACHINES,
         model=ShapedModel(num_layers=2, num_heads=4, num_kv_heads=2, width=32, ffn_width=48),
-        data=CorpusConfig(source=TextSource(paths=("text.txt",))),
+        data=CorpusConfig(source=TextSource(paths=of_python if text == "python" else ("digits.txt",))),
         train=TrainConfig(
             seq_len=SEQ,
             batch_size=BATCH,
-            tokens=num_rounds * len(KINDS) * LEASE,
+            tokens=num_rounds * NUM_MACHINES * LEASE,
             schedule=ConstantConfig(lr=3e-3),
             evaluate_every=0,
         ),
@@ -156,26 +166,28 @@ def run_file_of(numerics: Numerics, seed: int, num_rounds: int) -> RunFile:
     )
 
 
-def run(numerics: Numerics, seed: int, elsewhere: Mapping[str, Machine], num_rounds: int = NUM_ROUNDS) -> Found:
+def run(
+    what: tuple[Numerics, Text], seed: int, elsewhere: Mapping[str, Machine], num_rounds: int = NUM_ROUNDS
+) -> Found:
     """Play one run of so many rounds, if all are counted in each."""
-    began, of_clocks, kinds = _spent_s(elsewhere), dict[Clock, Machine](), list(elsewhere.values())
-    farthest = Farthest()
+    began, of_clocks, farthest = _spent_s(elsewhere), dict[Clock, Machine](), Farthest()
+    kinds = [elsewhere[name] for name in rng.stream(seed, "kinds").permutation(sorted(elsewhere))]
 
     def make(*given: Any) -> Elsewhere:
         clock: Clock = given[4]  # a machine's own, in all its lives
-        of_clocks.setdefault(clock, kinds[len(of_clocks) % len(kinds)])
+        of_clocks.setdefault(clock, kinds[len(of_clocks)])
         return Elsewhere(of_clocks[clock], *given)
 
     with tempfile.TemporaryDirectory() as name, farthest.watched():
         folder = Path(name)
-        (folder / "text.txt").write_text(" ".join(str(number * number) for number in range(8000)), "utf-8")
+        (folder / "digits.txt").write_text(" ".join(str(number * number) for number in range(8000)), "utf-8")
         with (folder / "log.jsonl").open("wb") as log:
-            scenario, run_file = scenario_of(seed, num_rounds), run_file_of(numerics, seed, num_rounds)
+            scenario, run_file = scenario_of(seed, num_rounds), run_file_of(*what, seed, num_rounds)
             played = play(scenario, run_file, folder, folder / "home", log.write, make_trainer=make)
         events = [entry.event for entry in read_jsonl(folder / "log.jsonl")]
     if played.broken:
-        raise RuntimeError(f"{numerics}, seed {seed}: {played.broken}")
-    return _found(numerics, seed, played, events, farthest, _spent_s(elsewhere) - began)
+        raise RuntimeError(f"{what}, seed {seed}: {played.broken}")
+    return _found(what, seed, played, events, farthest, _spent_s(elsewhere) - began)
 
 
 def _spent_s(elsewhere: Mapping[str, Machine]) -> float:
@@ -184,7 +196,7 @@ def _spent_s(elsewhere: Mapping[str, Machine]) -> float:
 
 
 def _found(
-    numerics: Numerics, seed: int, played: Played, events: list[Event], farthest: Farthest, cpu_s: float
+    what: tuple[Numerics, Text], seed: int, played: Played, events: list[Event], farthest: Farthest, cpu_s: float
 ) -> Found:
     doubts = [each for each in events if isinstance(each, WorkDoubted | MergeDoubted)]
     false = [each for each in events if isinstance(each, AuditorDoubted) and each.outcome == "false"]
@@ -192,7 +204,8 @@ def _found(
     outcomes = Counter(each.outcome for each in doubts)
     counted = {each.round: len(each.contributors) for each in events if isinstance(each, RoundCommitted)}
     return Found(
-        numerics=numerics,
+        numerics=what[0],
+        text=what[1],
         seed=seed,
         num_rounds=played.num_rounds,
         num_audits=sum(isinstance(each, WorkAudited | MergeAudited) for each in events),
@@ -203,7 +216,7 @@ def _found(
         removed=sum("it did not show auditors" in each.end for each in played.machines),
         farthest=farthest.most,
         num_lives=sum(each.num_lives for each in played.machines),
-        missing=sum(len(KINDS) - 1 - num for num in counted.values() if num < len(KINDS) - 1),
+        missing=sum(max(0, NUM_MACHINES - 1 - num) for num in counted.values()),
         cpu_s=round(cpu_s, 1),
     )
 
@@ -231,8 +244,8 @@ def report(all_found: list[Found]) -> bool:
     """Write the report of what is there; return whether nobody honest was found false, and all is as near as it is to
     be."""
     rows, is_well = list[list[object]](), True
-    for numerics in NUMERICS:
-        some = [each for each in all_found if each.numerics == numerics]
+    for numerics, text in WHAT:
+        some = [each for each in all_found if (each.numerics, each.text) == (numerics, text)]
         if not some:
             continue
         most = max(each.farthest for each in some)
@@ -240,7 +253,7 @@ def report(all_found: list[Found]) -> bool:
         is_well = is_well and not any(each.differs or each.struck_out for each in some) and share < AIM
         rows.append(
             [
-                numerics,
+                f"{numerics}, {text}",
                 len(some),
                 sum(each.num_rounds for each in some),
                 sum(each.num_lives for each in some),
@@ -259,34 +272,34 @@ def report(all_found: list[Found]) -> bool:
     header += ["found false", "struck out", "farthest", "no answer in time", "removed for that", "CPU s"]
     sections = [
         (__doc__ or "").split("\n\n", 1)[1].strip(),
-        f"{len(KINDS)} machines: {', '.join(KINDS)}. {NUM_ROUNDS} rounds of {EVERY} steps, {NUM_FAULTS} faults in each "
-        "run. Payloads, merging and outer steps of all are computed in one process.",
+        f"{NUM_MACHINES} machines of these kinds: {', '.join(KINDS)}. {NUM_ROUNDS} rounds of {EVERY} steps, "
+        f"{NUM_FAULTS} faults in each run. Payloads, merging and outer steps of all are computed in one process.",
         table(header, rows),
         f"Aim: nobody found false, and in fp32 no two states farther apart than {AIM:g} of the threshold: "
         + ("met." if is_well else "**missed**."),
     ]
     command = "python -m benchmarks.honest --into FILE"
-    text = whole("Honest members on other processors", command, sections)
-    (FOLDER / "honest.md").write_text(text, encoding="utf-8")
+    page = whole("Honest members on other processors", command, sections)
+    (FOLDER / "honest.md").write_text(page, encoding="utf-8")
     return is_well
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--into", type=Path, required=True, help="where runs are kept, one a line")
-    parser.add_argument("--seeds", type=int, default=NUM_SEEDS, help="runs in each kind of numbers")
+    parser.add_argument("--seeds", type=int, default=NUM_SEEDS, help="runs of each row")
     parser.add_argument("--report", action="store_true", help="play nothing, and write the report")
     options = parser.parse_args()
     all_found = known(options.into)
-    done = {(each.numerics, each.seed) for each in all_found}
-    jobs = [(numerics, seed) for seed in range(options.seeds) for numerics in NUMERICS]
+    done = {((each.numerics, each.text), each.seed) for each in all_found}
+    jobs = [(what, seed) for seed in range(options.seeds) for what in WHAT]
     if not options.report:
         told_at = time.monotonic()
         with machines() as elsewhere:
-            for numerics, seed in jobs:
-                if (numerics, seed) in done:
+            for what, seed in jobs:
+                if (what, seed) in done:
                     continue
-                all_found.append(run(numerics, seed, elsewhere))
+                all_found.append(run(what, seed, elsewhere))
                 keep(options.into, all_found[-1])
                 print(all_found[-1], flush=True)
                 if time.monotonic() - told_at > WRITE_S:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Literal, NamedTuple
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from weft import rng
@@ -322,7 +322,7 @@ class Game:
         joined: tuple[PeerId, ...],
         left: tuple[PeerId, ...],
         members: tuple[PeerId, ...],
-        out: object,
+        out: tuple[PeerId, ...] | UnsetType,
     ) -> Manifest:
         base = self.base
         leader = min(quarantine.settled(base.charter, base.electorate))
