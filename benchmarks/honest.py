@@ -1,14 +1,14 @@
 """Honest members on other processors, some of which are killed, stopped, slow or late: whether anybody ever
 says that what they did is something else. Writes reports/honest.md.
 
-    python -m benchmarks.honest --into FILE             # two hours of one core; goes on from where it was stopped
+    python -m benchmarks.honest --into FILE             # four hours of one core; goes on from where it was stopped
     python -m benchmarks.honest --into FILE --report    # writes the report of what is there
 
-Whole runs on the simulator, in which every work is audited (`audit_rate = 1`). Each machine makes its training steps in
-a process of some kind (`rig.elsewhere`): with AVX-512, AVX2 or SSE4.1, one thread or two. So a step is made by one kind
-of processor, and made again by others. One machine comes later and is in quarantine first. By chance machines are
-killed and come back, are stopped and started again from their checkpoints, compute at a fifth of their speed, send so
-slowly that payloads are late, or lose payloads.
+Whole runs on the simulator, in which every second work is audited, and newcomers' more often. Each machine makes its
+training steps in a process of some kind (`rig.elsewhere`): with AVX-512, AVX2 or SSE4.1, one thread or two. So a step
+is made by one kind of processor, and made again by others. One machine comes later and is in quarantine first. By
+chance machines are killed and come back, are stopped and started again from their checkpoints, compute at a fifth of
+their speed, send so slowly that payloads are late, or lose payloads.
 
     python    trains on source of Python's own library
     digits    on squares of numbers, of which it has soon learnt what there is: gradients of the last layer's keys then
@@ -61,8 +61,9 @@ Text = Literal["python", "digits"]
 WHAT: tuple[tuple[Numerics, Text], ...] = (("exact", "python"), ("fp32", "python"), ("fp32", "digits"))
 LIBRARY = ("json", "logging")  # packages of Python's own
 NUM_MACHINES = 5  # of the kinds that there are: by chance which
-NUM_SEEDS, NUM_ROUNDS, NUM_FAULTS = 200, 50, 8
-EVERY, BATCH, SEQ = 4, 2, 16
+NUM_SEEDS, NUM_ROUNDS, NUM_FAULTS, RATE = 200, 50, 8, 0.5
+MOST_SEEDS: dict[Text, int] = {"python": NUM_SEEDS, "digits": 20}
+EVERY, BATCH, SEQ = 2, 2, 16
 LEASE = EVERY * BATCH * SEQ
 ROUND_S = 10.0  # of training, virtual
 AIM = 0.1  # of the threshold, in fp32
@@ -162,7 +163,7 @@ def run_file_of(numerics: Numerics, text: Text, seed: int, num_rounds: int) -> R
             evaluate_every=0,
         ),
         method=DiLoCoConfig(every=EVERY, codec=Int8Config()),
-        trust=AuditedTrust(audit_rate=1.0, numerics=numerics),
+        trust=AuditedTrust(audit_rate=RATE, numerics=numerics),
     )
 
 
@@ -292,7 +293,7 @@ def main() -> int:
     options = parser.parse_args()
     all_found = known(options.into)
     done = {((each.numerics, each.text), each.seed) for each in all_found}
-    jobs = [(what, seed) for seed in range(options.seeds) for what in WHAT]
+    jobs = [(what, seed) for seed in range(options.seeds) for what in WHAT if seed < MOST_SEEDS[what[1]]]
     if not options.report:
         told_at = time.monotonic()
         with machines() as elsewhere:
