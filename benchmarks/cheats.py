@@ -1,8 +1,8 @@
 """Who cheats members that audit each other, or helps those who do: when it is out, what was counted until then, and
 whether anybody honest ever is. Writes reports/cheats.md.
 
-    python -m benchmarks.cheats                       # an hour of one core
-    python -m benchmarks.cheats --seeds 20 --plays 0  # two minutes: fewer games, and no whole run beside them
+    python -m benchmarks.cheats                        # an hour and a half of one core
+    python -m benchmarks.cheats --seeds 20 --plays 0  # eight minutes: fewer games, and no whole run beside them
 
 Twenty-four peers play the game of audits (`rig.audit_game`): all that is decided, production code decides, on signed
 records; messages and training are left out. Beside it the simulator plays whole runs of twelve machines, of which
