@@ -43,6 +43,7 @@ from weft.peer.audit.looking import (
     Opened,
     Unable,
     Untrue,
+    chosen,
     is_equal,
     step,
 )
@@ -59,7 +60,7 @@ from weft.store.chunks import state_index
 from weft.sync.records import quarantine
 from weft.sync.records.acts import Finding, Warrant
 from weft.sync.records.index import StateIndex
-from weft.sync.records.messages import Manifest, works_in
+from weft.sync.records.messages import Manifest
 from weft.sync.records.work import Link, MadeStep, Work, link, link_from, num_links, num_states
 from weft.tasks import Tasks, to_the_end
 from weft.training.trainer import Trainer
@@ -125,23 +126,19 @@ class Auditor:
         Args:
             times: as often as others a peer is audited.
         """
-        me, audits = self._context.node.peer, self._replica.charter.audits
+        charter = self._replica.charter
+        audits = charter.audits
         assert audits
-        held = {each.work for each in manifest.held or ()}
-        for peer, name in works_in(manifest):
-            if peer == me or (name in held and me in quarantine.members(self._replica.charter)):
-                continue
-            if name not in held and self._heads.held_in(name) is not None:
-                continue  # it was looked at as it waited
-            judges = self._heads.judges(digest_of(manifest), peer)
-            rate = len(judges) - 1.0 if name in held else times(peer) * audits.rate
-            if me not in judges or drawn(ticket.signature, name, rate, len(judges), 1) is None:
-                continue
-            begin = partial(self._drawn, manifest.round, name, ticket, rate, len(judges), audits.trace_every)
+        judges = partial(self._heads.judges, digest_of(manifest))
+        for peer, name, rate, num in chosen(manifest, charter, ticket, judges, times, self._has_waited):
+            begin = partial(self._drawn, manifest.round, name, ticket, rate, num, audits.trace_every)
             if (work := self._rounds.works.known(name)) is not None:
                 begin(work)
             else:
                 self._seek(name, peer, ticket, begin)
+
+    def _has_waited(self, work: Digest) -> bool:
+        return self._heads.held_in(work) is not None
 
     def _drawn(
         self, round: Round, name: Digest, ticket: Signed, rate: float, num_electors: int, trace_every: int, work: Work

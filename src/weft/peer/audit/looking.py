@@ -12,15 +12,20 @@ shown is asked for again, and in the end has got no answer: that is never a diff
 What members tell each other is looked into by each for itself, once, unless who tells it was wrong too often.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
 from weft.ids import Digest, PeerId
 from weft.peer.audit.outcome import Found
 from weft.peer.messages import NamedState
+from weft.sync.records import quarantine
 from weft.sync.records.acts import Warrant
+from weft.sync.records.charter import Charter
+from weft.sync.records.messages import Manifest, works_in
 from weft.sync.records.work import Segment, is_state
+from weft.verify.draw import drawn
+from weft.wire import Signed
 
 Phase = Literal["asking", "making", "opening", "comparing", "ended"]
 MOST_FALSE = 3  # accusations of one member that this peer could not find true: it looks into no more
@@ -141,6 +146,39 @@ def _ended(found: Found | None) -> Looking:
 def is_named(trace: Digest, segments: Sequence[Segment], trace_every: int, number: int, shown: NamedState) -> bool:
     """Return whether what is shown is the state of this number that a work has named, before anybody was drawn."""
     return is_state(trace, segments, trace_every, number, Digest(shown.state), shown.path)
+
+
+# --- what one looks at ---
+
+
+def chosen(
+    manifest: Manifest,
+    charter: Charter,
+    ticket: Signed,
+    judges: Callable[[PeerId], Collection[PeerId]],
+    times: Callable[[PeerId], float],
+    has_waited: Callable[[Digest], bool],
+) -> Iterator[tuple[PeerId, Digest, float, int]]:
+    """Yield whose works the signer of a ticket audits of a decided round, their names, and at what rate and of how many
+    it was drawn.
+
+    Args:
+        charter: after the manifest.
+        judges: who may be drawn for what a peer has brought.
+        times: as often as others a peer is audited.
+        has_waited: whether a work was looked at before, as it waited.
+    """
+    me, held = ticket.signer, {each.work for each in manifest.held or ()}
+    assert charter.audits
+    for peer, name in works_in(manifest):
+        if peer == me or (name in held and me in quarantine.members(charter)):
+            continue
+        if name not in held and has_waited(name):
+            continue
+        among = judges(peer)
+        rate = len(among) - 1.0 if name in held else times(peer) * charter.audits.rate
+        if me in among and drawn(ticket.signature, name, rate, len(among), 1) is not None:
+            yield peer, name, rate, len(among)
 
 
 # --- what members tell ---

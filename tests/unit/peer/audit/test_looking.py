@@ -1,8 +1,14 @@
 """One audit, step by step."""
 
-import pytest
+from collections.abc import Container
+from functools import partial
 
-from weft.ids import Digest, PeerId
+import pytest
+from msgspec.structs import replace
+
+from charters import charter
+from unit.peer.snapshots import manifest
+from weft.ids import Digest, PeerId, Tokens
 from weft.ledger.tree import Tree
 from weft.peer.audit.looking import (
     MOST_FALSE,
@@ -15,6 +21,7 @@ from weft.peer.audit.looking import (
     Opened,
     Unable,
     Untrue,
+    chosen,
     is_heard,
     is_named,
     is_told,
@@ -22,11 +29,14 @@ from weft.peer.audit.looking import (
 )
 from weft.peer.audit.outcome import Found
 from weft.peer.messages import NamedState
+from weft.sync.records import quarantine
+from weft.sync.records.charter import AuditTerms, Quarantined
+from weft.sync.records.messages import Counted, HeldWork
 from weft.sync.records.work import Segment
-from weft.wire import digest
+from weft.wire import Signed, digest
 
 MINE, OTHER = digest(b"mine"), digest(b"other")
-ME, A, B = (PeerId(name * 64) for name in "abc")
+ME, A, B = (PeerId(name * 64) for name in "dab")
 
 
 def come_to(*events: Event) -> Looking:
@@ -82,3 +92,37 @@ def test_a_member_looks_into_what_others_say_of_others_until_they_were_wrong_too
     assert not is_heard(ME, ME, B, {})
     assert not is_heard(ME, A, ME, {})
     assert [is_told(Found(outcome)) for outcome in ("equal", "differs", "unanswered")] == [False, True, True]
+
+
+# --- what one looks at ---
+
+C, NEW, OLD = (PeerId(name * 64) for name in "cef")
+WORKS = {peer: digest(peer.encode()) for peer in (A, B, C)}
+
+
+def looks_at(me: PeerId, rate: float, often: Container[PeerId] = (), waited: Container[Digest] = ()) -> str:
+    """Return at whose works a member looks, of a round of 4 that counts those of a and b, and holds that of c.
+
+    Args:
+        often: whom it looks at three times as often.
+    """
+    counted = (Counted(peer=peer, tokens=Tokens(1), payload=WORKS[peer], work=WORKS[peer]) for peer in (A, B))
+    round = replace(manifest(3), contributions=tuple(counted), held=(HeldWork(peer=C, work=WORKS[C]),))
+    terms = AuditTerms(rate=rate, trace_every=1, quarantine=3)
+    after = replace(charter(), audits=terms, quarantined=tuple(Quarantined(peer=each, left=3) for each in (C, NEW)))
+    ticket = Signed(kind="Draw", body=b"", signer=me, signature=bytes(64))
+    judges = partial(quarantine.judges, after, (A, B, ME, OLD, C, NEW))
+    some = chosen(round, after, ticket, judges, lambda peer: 3.0 if peer in often else 1.0, lambda work: work in waited)
+    return "".join(peer[0] for peer, work, _, num in some if work == WORKS[peer] and num == 4)
+
+
+def test_a_member_looks_at_what_it_is_drawn_for_of_others_and_at_all_that_waits() -> None:
+    assert looks_at(ME, 1e-9) == "c"
+    assert looks_at(ME, 1.0, often={A, B}) == "abc", "three times a chance of a third"
+    assert looks_at(ME, 1e-9, often={A, B}) == "c"
+    assert looks_at(A, 1.0, often={A, B}) == "bc", "its own work is not its"
+    assert looks_at(ME, 1.0, often={A, B}, waited={WORKS[B]}) == "ac", "that was looked at as it waited"
+
+
+def test_who_is_in_quarantine_looks_at_nothing() -> None:
+    assert looks_at(NEW, 1.0, often={A, B}) == ""
