@@ -49,16 +49,18 @@ from weft.peer.audit.looking import (
     is_named,
     step,
 )
+from weft.peer.audit.operations import Doubted, Gradients
 from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Found, Patience
 from weft.peer.audit.proving import ground, of_step, proof, shown_state
 from weft.peer.audit.sealing import Sealing
-from weft.peer.audit.steps import ERROR, LOCAL, Away, method_at, named_error, payload_of_end, repeat, shape_of
+from weft.peer.audit.steps import ERROR, LOCAL, Away, method_at, named_error, payload_of_end, repeat, shape_of, words_of
 from weft.peer.context import Context
 from weft.peer.group.records import lease_of
 from weft.peer.messages import AuditAnswer, AuditOpened, AuditRequest, AuditSealed, NamedState
 from weft.peer.round.driver import RoundDriver
 from weft.peer.state.replica import Replica
 from weft.peer.state.state_client import StateClient
+from weft.run.config import RunConfig
 from weft.run.trust import AuditedTrust
 from weft.store.chunks import state_index
 from weft.sync.merge.method import OUTER
@@ -416,7 +418,29 @@ class Auditor:
             return None  # who shows nothing is judged by a majority
         letters, states = (letter, opened.made), (before, shown_state(opened.after, looked.theirs))
         vectors = (looked.before, theirs)
-        return await self._context.compute.serve(lambda: of_step(letters, head, states, vectors, slope))
+        found = await self._context.compute.serve(lambda: of_step(letters, head, states, vectors, slope))
+        return found or await self._proof_of_gradient(audit, letter, made, head, before, looked.before[LOCAL])
+
+    async def _proof_of_gradient(
+        self, audit: Audit, letter: Signed, made: MadeStep, head: Head, before: ShownState, parameters: Tensor
+    ) -> Warrant | None:
+        """Return what shows that a gradient is not that of its samples, if it is not.
+
+        Args:
+            letter: the work; made: what its worker signed of the step.
+            before: the state before the step, and its `parameters`.
+        """
+        run, segment = self._replica.run, audit.work.segments[audit.link.segment]
+        assert isinstance(run, RunConfig)
+        try:
+            words = await self._context.compute.train(
+                lambda: words_of(self._trainer, run, head, segment, audit.link.first)
+            )
+        except DataError:
+            return None
+        doubted = Doubted(letter, audit.ticket, audit.name, made, head, before, parameters, words)
+        gradients = Gradients(self._context, self._trainer, run.data, self._list_of, self._vectors_of)
+        return await gradients.proof(doubted, self._patience())
 
     async def _proof_of_payload(
         self, audit: Audit, answer: AuditAnswer, head: Head, vectors: tuple[Tensor, Tensor], right: Sequence[Buffer]
@@ -597,7 +621,10 @@ class Auditor:
         return index
 
     async def _listed(self, audit: Audit, name: Digest) -> StateIndex:
-        data = await self._context.node.fetch_small(PeerId(audit.work.peer), name, MAX_INDEX_NBYTES)
+        return await self._list_of(PeerId(audit.work.peer), name)
+
+    async def _list_of(self, peer: PeerId, name: Digest) -> StateIndex:
+        data = await self._context.node.fetch_small(peer, name, MAX_INDEX_NBYTES)
         try:
             return decode(data, StateIndex, max_nbytes=MAX_INDEX_NBYTES)  # type: ignore[no-any-return]
         except WireError as error:
@@ -605,6 +632,9 @@ class Auditor:
 
     async def _pulled(self, audit: Audit, index: StateIndex, names: set[str] | None = None) -> dict[str, Tensor]:
         """Return vectors of an index, all fetched of the worker."""
+        return await self._vectors_of(PeerId(audit.work.peer), index, names)
+
+    async def _vectors_of(self, peer: PeerId, index: StateIndex, names: set[str] | None = None) -> dict[str, Tensor]:
         wanted = [each for each in index.vectors if names is None or each.name in names]
         vectors = {each.name: torch.empty(each.num) for each in wanted}
 
@@ -612,7 +642,7 @@ class Auditor:
             piece = torch.frombuffer(bytearray(data), dtype=torch.float32)
             vectors[name][start : start + len(piece)] = piece
 
-        await self._client.pull(index, [PeerId(audit.work.peer)], put, names)
+        await self._client.pull(index, [peer], put, names)
         return vectors
 
 

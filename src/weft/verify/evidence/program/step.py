@@ -27,6 +27,8 @@ from weft.verify.evidence.program.rows import Rows, Weights
 from weft.verify.evidence.program.samples import CrossEntropyBack, Embedded, EmbeddedBack, Some, Words
 
 Source = int | Parameters
+MAX_OPERATIONS = 1 << 14  # whose list is made in some tens of milliseconds
+_OF_LAYER, _OF_SAMPLES, _OF_STEP = 80, 40, 16  # operations, at most
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,12 @@ class Program:
     @property
     def num_parameters(self) -> int:
         return self.operations[self.gradient].kind.num
+
+
+def num_operations(model: ModelConfig, micro_batches: int) -> int:
+    """Return how many operations a step has at most."""
+    layers = model.num_layers
+    return micro_batches * (_OF_LAYER * layers + _OF_SAMPLES) + 4 * layers + _OF_STEP
 
 
 @lru_cache(maxsize=4)
