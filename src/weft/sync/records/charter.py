@@ -101,7 +101,7 @@ class GradientTerms(Record, frozen=True, kw_only=True):
 
     model: ModelConfig
     micro_batch: Annotated[int, Meta(ge=1, le=MAX_TOKENS_PER_STEP)]  # samples that are computed at a time
-    seed: Annotated[int, Meta(ge=0, lt=1 << 63)]  # by which samples are shuffled
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]  # by which samples are shuffled
     data: HexDigest  # the run's index of shards
 
 
