@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.data.store import DataIndex
-from weft.errors import NetError, PeerError, Refused, WireError
+from weft.errors import DataError, NetError, PeerError, Refused, WireError
 from weft.ids import Digest, PeerId
 from weft.keys import verify
 from weft.ledger.tree import HASH_NBYTES
@@ -42,7 +42,15 @@ from weft.sync.records.index import StateIndex
 from weft.sync.records.work import MadeStep, Work
 from weft.tasks import to_the_end
 from weft.training.trainer import Trainer
-from weft.verify.evidence.operations import contradiction, program_of, prove_list, prove_operation, read_by, tree_of
+from weft.verify.evidence.operations import (
+    contradiction,
+    program_of,
+    prove_list,
+    prove_operation,
+    read_by,
+    shape_of,
+    tree_of,
+)
 from weft.verify.evidence.program.evaluate import Array, as_words, listed, named, taken
 from weft.verify.evidence.program.step import MAX_OPERATIONS, Program
 from weft.verify.evidence.records import FalseOperation, ShownState
@@ -98,6 +106,12 @@ class Listing:
 
     def make(self, number: int | UnsetType, signer: Signer) -> None:
         """Make the step again, for what is asked."""
+        try:
+            self._make(number, signer)
+        except MemoryError:
+            self.refused = "there is no memory here for the operations of a step"
+
+    def _make(self, number: int | UnsetType, signer: Signer) -> None:
         if number is UNSET or self.names is None:
             self._list(signer)
         else:
@@ -196,7 +210,7 @@ class Gradients:
             program = program_of(doubted.head.charter)
             letter, names = await self._listed(doubted, patience)
             return await self._found(doubted, patience, program, letter, names)
-        except (Unproven, WireError, PeerError, NetError, Refused):
+        except (Unproven, WireError, PeerError, NetError, Refused, DataError, MemoryError):
             return None  # a majority judges
 
     async def _found(
@@ -213,7 +227,7 @@ class Gradients:
             return None
         await self._asked(doubted, patience, first)
         index = await self._fetch_list(doubted.worker, names[first])
-        if list(index.shape.values()) != [program.operations[first].num_words]:
+        if index.shape != shape_of(program, first):
             return proof(letters, lambda: prove_list(work, made, stands, names, first, encode(index)))
         (theirs,) = (await self._pull(doubted.worker, index)).values()
         outputs = await self._made(lambda: taken(program, parameters, words, read_by(program, first)))

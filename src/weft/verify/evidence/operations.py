@@ -9,7 +9,7 @@ What the operations are is the part of `weft.verify.evidence.program`. Whatever 
 those at the beginning read the run's own words and the state before, and the last are the gradient and its length.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -19,10 +19,11 @@ from numpy.typing import DTypeLike, NDArray
 
 from weft.data.store import DataIndex
 from weft.ids import Digest, PeerId
+from weft.ledger.opening import Stretch, open_stretch
 from weft.ledger.tree import Path, Tree, is_leaf
 from weft.model.config import num_parameters
 from weft.sync.records.charter import Charter, GradientTerms
-from weft.sync.records.index import VectorIndex
+from weft.sync.records.index import CHUNK_NBYTES, StateIndex, VectorIndex
 from weft.sync.records.messages import Manifest
 from weft.sync.records.work import Link, MadeStep, Work
 from weft.verify.evidence.leased import Sampled
@@ -33,14 +34,14 @@ from weft.verify.evidence.program.operation import Operation, Parameters
 from weft.verify.evidence.program.samples import Words
 from weft.verify.evidence.program.step import MAX_OPERATIONS, Program, num_operations, program
 from weft.verify.evidence.records import FalseList, FalseOperation, Ground, ShownOutput, ShownState
-from weft.verify.evidence.shown import Book, Unproven, Window, numbers_window, window
+from weft.verify.evidence.shown import Book, Unproven, numbers_stretch, place_of
 from weft.verify.evidence.steps import link_of
 from weft.verify.evidence.works import LOCAL, index_in, listed, stands_on
 from weft.wire import Buffer, digest, digest_of, encode
 
 MAX_PARAMETERS = 1 << 30  # more fit no list of chunks that may be shown
 MAX_CHANNELS = 1 << 12  # of a head
-SPAN = 4096  # words that a window shows at most: none of them lies in two chunks
+SPAN = CHUNK_NBYTES // 4  # words that a stretch shows at most: none of them lies in two chunks
 
 Shards = Callable[[Digest], Buffer | None]  # of the run's data
 
@@ -90,10 +91,9 @@ def check_list(work: Work, made: MadeStep, shown: FalseList) -> str:
         return "the gradient that it lists is not the one that its training step went along"
     if number == len(found.operations) - 1 and shown.leaf != length_name(found, made.norm):
         return "the length that it lists is not the one that its gradient was shortened by"
-    if shown.index is not UNSET and digest(shown.index) == shown.leaf:
-        operation = found.operations[number]
-        if index_in(shown.index).shape != {_name(found, number): operation.num_words}:
-            return f"it lists another shape than an operation of its training step has ({operation.name})"
+    is_index = shown.index is not UNSET and digest(shown.index) == shown.leaf
+    if shown.index is not UNSET and is_index and index_in(shown.index).shape != shape_of(found, number):
+        return f"it lists another shape than an operation of its step has ({found.operations[number].name})"
     raise Unproven("it lists what belongs there")
 
 
@@ -149,16 +149,17 @@ def check_operation(work: Work, made: MadeStep, shown: FalseOperation) -> str:
     operation, output = _output(made, found, shown.output)
     if shown.at >= operation.kind.num:
         raise Unproven("the operation comes to no such number")
-    sources = _sources(work, made, found, link, shown)
-    data = None
     if isinstance(operation.kind, Words):
-        data = _samples(work, link, manifest, charter, None if shown.data is UNSET else shown.data)
-    reader = _Shown(book, iter(shown.read), sources, data)
+        data = None if shown.data is UNSET else shown.data
+        reader: _OfData | _OfOperands = _OfData(book, shown.read, _samples(work, link, manifest, charter, data))
+    else:
+        state = None if shown.before is UNSET else listed(work, shown.before, link.before)
+        reader = _OfOperands(book, shown.read, _sources(made, found, operation, state, shown.operands))
     right = operation.one(shown.at, reader.read)
-    has = _Shown(book, iter((shown.has,)), [_Source(output, 0, operation.kind.num, operation.kind.dtype)], None)
+    reader.close()
+    has = _OfOperands(book, (shown.has,), [_Source(output, 0, operation.kind.num, operation.kind.dtype)])
     said = has.read(0, shown.at, 1)
-    if next(reader.windows, None) is not None:
-        raise Unproven("more is shown than the operation reads")
+    has.close()
     book.close()
     if np.isnan(right).any() or right.tobytes() == said.tobytes():
         raise Unproven("the number is what the operation comes to")
@@ -194,21 +195,23 @@ def prove_operation(
     if right.shape != theirs.shape or not differs.any():
         raise Unproven("the operation came to what it should")
     at = int(differs.argmax()) * operation.kind.num // operation.num_words
-    is_words = isinstance(operation.kind, Words)
-    sampled = _samples(work, link, manifest, charter, data) if is_words else None
-    taking = _Taking(_operands(operation, parameters, outputs), sampled, shards)
+    if is_words := isinstance(operation.kind, Words):
+        taking = _Taking([], _samples(work, link, manifest, charter, data), shards)
+    else:
+        taking = _Taking(_operands(operation, parameters, outputs), None, shards)
     operation.one(at, taking.read)
+    sources = {operation.operands[each] for each in taking.read_of}
     shown = FalseOperation(
         ground=ground,
         output=ShownOutput(index=encode(listed_output(found, number, theirs)), path=tree.path(number)),
         at=at,
-        has=_windows(theirs, at * operation.num_words // operation.kind.num, _width(operation.kind.dtype))[0],
+        has=_stretches(theirs, at * operation.num_words // operation.kind.num, _width(operation.kind.dtype))[0],
         operands=tuple(
             ShownOutput(index=encode(listed_output(found, each, outputs[each])), path=tree.path(each))
-            for each in _read_of(operation)
+            for each in sorted(each for each in sources if isinstance(each, int))
         ),
-        read=tuple(taking.windows),
-        before=before if any(isinstance(each, Parameters) for each in operation.operands) else UNSET,
+        read=tuple(taking.shown),
+        before=before if any(isinstance(each, Parameters) for each in sources) else UNSET,
         data=data if is_words else UNSET,
     )
     check_operation(work, made, shown)
@@ -217,11 +220,12 @@ def prove_operation(
 
 def read_by(found: Program, number: int) -> list[int]:
     """Return the operations that an operation reads, and itself."""
-    return [*_read_of(found.operations[number]), number]
+    return [*(each for each in found.operations[number].operands if isinstance(each, int)), number]
 
 
-def _read_of(operation: Operation) -> list[int]:
-    return sorted({each for each in operation.operands if isinstance(each, int)})
+def shape_of(found: Program, number: int) -> dict[str, int]:
+    """Return the shape of the list of what an operation comes to."""
+    return {GRADIENT if number == found.gradient else OUTPUT: found.operations[number].num_words}
 
 
 # --- what an operation reads ---
@@ -241,38 +245,71 @@ class _Source:
     dtype: DTypeLike
 
 
-@dataclass
-class _Shown:
-    """Reads what is shown, and notes whose it has to be."""
+class _Stretches:
+    """What is shown, one stretch after the other."""
 
-    book: Book
-    windows: Iterator[Window]
-    sources: Sequence[_Source]
-    sampled: Sampled | None
+    def __init__(self, book: Book, shown: Sequence[Stretch]) -> None:
+        self.book = book
+        self._shown = iter(shown)
+
+    def next(self) -> Stretch:
+        """
+        Raises:
+            Unproven: there is none any more.
+        """
+        found = next(self._shown, None)
+        if found is None:
+            raise Unproven("less is shown than the operation reads")
+        return found
+
+    def close(self) -> None:
+        """
+        Raises:
+            Unproven: there are some left.
+        """
+        if next(self._shown, None) is not None:
+            raise Unproven("more is shown than the operation reads")
+
+
+class _OfData(_Stretches):
+    """Reads words of the run's data as they are shown, and notes of which shard they have to be."""
+
+    def __init__(self, book: Book, shown: Sequence[Stretch], sampled: Sampled) -> None:
+        super().__init__(book, shown)
+        self._sampled = sampled
+
+    def read(self, _operand: int, start: int, _num: int) -> Array:
+        info, span = self._sampled.place(start)
+        return _word(self.book.stretch(info.digest, info.nbytes, span, self.next()))
+
+
+class _OfOperands(_Stretches):
+    """Reads operands as they are shown, and notes whose numbers they have to be."""
+
+    def __init__(self, book: Book, shown: Sequence[Stretch], sources: Sequence[_Source | None]) -> None:
+        """
+        Args:
+            sources: of each operand; None: it is not shown.
+        """
+        super().__init__(book, shown)
+        self._sources = sources
 
     def read(self, operand: int, start: int, num: int) -> Array:
         """
         Raises:
             Unproven: something else is shown.
         """
-        if self.sampled is not None:
-            info, span = self.sampled.place(start)
-            data = self.book.read(info.digest, info.nbytes, span, self._next())
-            return np.array([int.from_bytes(data, "little")], np.uint32)
-        source = self.sources[operand]
-        if not 0 <= start < start + num <= source.num:
-            raise Unproven("an operation reads what is not there")
+        source = self._sources[operand]
+        if source is None or not 0 <= start < start + num <= source.num:
+            raise Unproven("an operation reads what is not shown")
         width = _width(source.dtype)
         spans = _spans(source.start + start * width, num * width)
-        words = np.concatenate([self.book.numbers(source.vector, span, self._next()) for span in spans])
-        found: Array = words.view(source.dtype)
-        return found
+        data = b"".join(self._words(source.vector, span) for span in spans)
+        return np.frombuffer(data, np.dtype(source.dtype).newbyteorder("<")).astype(source.dtype, copy=False)
 
-    def _next(self) -> Window:
-        found = next(self.windows, None)
-        if found is None:
-            raise Unproven("less is shown than the operation reads")
-        return found
+    def _words(self, vector: VectorIndex, span: range) -> bytes:
+        number, place, nbytes = place_of(vector, span)
+        return self.book.stretch(Digest(vector.chunks[number]), nbytes, place, self.next())
 
 
 @dataclass
@@ -286,18 +323,20 @@ class _Taking:
     sources: Sequence[tuple[Array, NDArray[np.float32], int]]
     sampled: Sampled | None
     shards: Shards
-    windows: list[Window] = field(default_factory=list)
+    shown: list[Stretch] = field(default_factory=list)
+    read_of: set[int] = field(default_factory=set)
 
     def read(self, operand: int, start: int, num: int) -> Array:
         if self.sampled is not None:
             info, span = self.sampled.place(start)
             if (data := self.shards(info.digest)) is None:
                 raise Unproven("the run's data are not here")
-            self.windows.append(window(data, span))
-            return np.array([int.from_bytes(memoryview(data)[span.start : span.stop], "little")], np.uint32)
+            self.shown.append(open_stretch(data, span))
+            return _word(bytes(memoryview(data)[span.start : span.stop]))
         numbers, words, first = self.sources[operand]
         width = _width(numbers.dtype)
-        self.windows += _windows(words, first + start * width, num * width)
+        self.read_of.add(operand)
+        self.shown += _stretches(words, first + start * width, num * width)
         return numbers[start : start + num]
 
 
@@ -313,25 +352,36 @@ def _operands(
     return found
 
 
-def _sources(work: Work, made: MadeStep, found: Program, link: Link, shown: FalseOperation) -> list[_Source]:
-    operation = found.operations[shown.output.path.index]
-    numbers, vectors = _read_of(operation), dict[int, VectorIndex]()
-    if len(numbers) != len(shown.operands):
+def _sources(
+    made: MadeStep, found: Program, operation: Operation, state: StateIndex | None, shown: Sequence[ShownOutput]
+) -> list[_Source | None]:
+    """Return where operands lie; None: it is not shown.
+
+    Args:
+        state: before the step; None: it is not shown.
+        shown: what operations before it came to.
+
+    Raises:
+        Unproven: something else is shown.
+    """
+    vectors = {each.path.index: _output(made, found, each)[1] for each in shown}
+    if len(vectors) != len(shown) or not vectors.keys() <= set(operation.operands):
         raise Unproven("other operations are shown than are read")
-    for number, each in zip(numbers, shown.operands, strict=True):
-        if each.path.index != number:
-            raise Unproven("other operations are shown than are read")
-        vectors[number] = _output(made, found, each)[1]
-    state = None if shown.before is UNSET else listed(work, shown.before, link.before)
-    sources = list[_Source]()
+    if state is not None and state.shape.get(LOCAL) != found.num_parameters:
+        raise Unproven("the state is none of this model")
+    sources = list[_Source | None]()
     for operand in operation.operands:
         if isinstance(operand, Parameters):
-            if state is None or state.shape.get(LOCAL) != found.num_parameters:
-                raise Unproven("the state is none of this model")
-            sources.append(_Source(state.vector(LOCAL), operand.start, operand.num, np.float32))
+            vector, start, num, dtype = (
+                None if state is None else state.vector(LOCAL),
+                operand.start,
+                operand.num,
+                np.dtype(np.float32),
+            )
         else:
             kind = found.operations[operand].kind
-            sources.append(_Source(vectors[operand], 0, kind.num, kind.dtype))
+            vector, start, num, dtype = vectors.get(operand), 0, kind.num, np.dtype(kind.dtype)
+        sources.append(None if vector is None else _Source(vector, start, num, dtype))
     return sources
 
 
@@ -344,18 +394,14 @@ def _output(made: MadeStep, found: Program, shown: ShownOutput) -> tuple[Operati
     number = shown.path.index
     if shown.path.count != len(found.operations) or not _is_listed(made, digest(shown.index), shown.path):
         raise Unproven("what an operation came to is shown otherwise than it was signed")
-    operation, index = found.operations[number], index_in(shown.index)
-    if index.shape != {_name(found, number): operation.num_words}:
+    index = index_in(shown.index)
+    if index.shape != shape_of(found, number):
         raise Unproven("what an operation came to has another shape")
-    return operation, index.vectors[0]
+    return found.operations[number], index.vectors[0]
 
 
 def _is_listed(made: MadeStep, leaf: Digest, path: Path) -> bool:
     return made.operations is not UNSET and is_leaf(Digest(made.operations), bytes.fromhex(leaf), path)
-
-
-def _name(found: Program, number: int) -> str:
-    return GRADIENT if number == found.gradient else OUTPUT
 
 
 def _samples(work: Work, link: Link, manifest: Manifest, charter: Charter, data: DataIndex | None) -> Sampled:
@@ -376,16 +422,20 @@ def _standing(work: Work, made: MadeStep, ground: Ground) -> tuple[Link, Manifes
     return link, manifest, charter
 
 
+def _word(data: bytes) -> Array:
+    return np.array([int.from_bytes(data, "little")], np.uint32)
+
+
 def _width(dtype: DTypeLike) -> int:
     """Return how many words a number has."""
     return np.dtype(dtype).itemsize // 4
 
 
 def _spans(start: int, num: int) -> list[range]:
-    """Return words, as windows show them."""
+    """Return words, as stretches show them."""
     borders = [start, *range((start // SPAN + 1) * SPAN, start + num, SPAN), start + num]
     return [range(*each) for each in pairwise(borders)]
 
 
-def _windows(words: NDArray[np.float32], start: int, num: int) -> list[Window]:
-    return [numbers_window(words, span) for span in _spans(start, num)]
+def _stretches(words: NDArray[np.float32], start: int, num: int) -> list[Stretch]:
+    return [numbers_stretch(words, span) for span in _spans(start, num)]

@@ -24,9 +24,9 @@ from weft.verify.evidence.evidence import read
 from weft.verify.evidence.operations import contradiction, program_of, prove_operation, read_by, tree_of
 from weft.verify.evidence.program.evaluate import as_words, listed
 from weft.verify.evidence.program.operation import Operation, Parameters
-from weft.verify.evidence.program.step import program
+from weft.verify.evidence.program.step import Program, program
 from weft.verify.evidence.records import FalseOperation
-from weft.verify.evidence.shown import Unproven, numbers_window
+from weft.verify.evidence.shown import Unproven, numbers_stretch
 from weft.wire import Signed, digest, digest_of, encode, seal
 
 FORMS_HERE: list[dict[str, Any]] = [{}, FORMS["queries and keys normed"], FORMS["biases"], FORMS["head apart"]]
@@ -94,7 +94,7 @@ def test_no_honest_number_is_proven_false() -> None:
 def _window(step: Step, number: int, shown: FalseOperation) -> Any:
     output = as_words(step.made.outputs[number])
     width = len(output) // step.made.program.operations[number].kind.num
-    return numbers_window(output, range(shown.at * width, (shown.at + 1) * width))
+    return numbers_stretch(output, range(shown.at * width, (shown.at + 1) * width))
 
 
 # --- words ---
@@ -243,26 +243,41 @@ LARGE = ModelConfig(
 )
 
 
-def shown_nbytes(operation: Operation) -> int:
-    """Return about how many bytes show one number of an operation, without the list of the state before."""
-    pieces = 0
+OF_STATE = 160_000  # bytes of the list of a state of 200 million parameters
 
-    def read(_operand: int, start: int, num: int) -> Any:
-        nonlocal pieces
+
+def shown_nbytes(found: Program, number: int) -> int:
+    """Return about how many bytes show one number of an operation."""
+    operation, pieces, num_read = found.operations[number], 1, 1
+    sources = set[int | Parameters | None]()
+
+    def read(operand: int, start: int, num: int) -> Any:
+        nonlocal pieces, num_read
+        source = operation.operands[operand] if operation.operands else None
+        sources.add(source)
         pieces += (start + num - 1) // 256 - start // 256 + 1
-        return np.zeros(num, np.uint32 if _operand == 0 and "embed" in operation.name else np.float32)
+        num_read += 2  # where it lies in two chunks
+        dtype = found.operations[source].kind.dtype if isinstance(source, int) else np.float32
+        return np.zeros(num, dtype)
 
     operation.one(operation.kind.num - 1, read)
-    of_piece = 1024 + 10 * 34 + 40
-    lists = sum(1200 + 70 * -(-operation.num_words // (1 << 18)) for _ in range(len(operation.operands) + 1))
-    return of_piece * pieces + lists
+    shown = [number, *(each for each in sources if isinstance(each, int))]
+    lists = sum(1200 + 67 * -(-found.operations[each].num_words // (1 << 18)) for each in shown)
+    of_stretch = 2 * 10 * 34 + 40
+    return (
+        1024 * pieces
+        + of_stretch * (num_read + 1)
+        + lists
+        + OF_STATE * any(isinstance(each, Parameters) for each in sources)
+    )
 
 
-def test_evidence_of_rows_of_16384_numbers_is_small_enough() -> None:
-    """A sum of so many products, or of so many tokens."""
-    found = program(LARGE, 8, 2048, 8)
-    most = max(found.operations[: found.gradient], key=shown_nbytes)
-    assert 100_000 < shown_nbytes(most) < MAX_CONTRADICTION_NBYTES - 100_000, most.name
+@pytest.mark.parametrize(("samples", "changes"), [(8, {}), (32, {"vocab_size": 16_384, "ffn_width": 8192})])
+def test_evidence_of_long_rows_is_small_enough(samples: int, changes: dict[str, int]) -> None:
+    """Sums of 32,768 products, and of 16,384 tokens."""
+    found = program(replace(LARGE, **changes), samples, 512, samples)
+    most = max(range(found.gradient), key=lambda number: shown_nbytes(found, number))
+    assert 300_000 < shown_nbytes(found, most) < MAX_CONTRADICTION_NBYTES, found.operations[most].name
 
 
 def test_a_charter_cannot_make_who_checks_work_for_long() -> None:
