@@ -189,12 +189,11 @@ def prove_operation(
         outputs: what it should have come to, and all operations that it reads.
     """
     found, (link, manifest, charter) = program_of(ground.charter), _standing(work, made, ground)
-    operation, tree = found.operations[number], tree_of(names)
-    right = as_words(outputs[number])
+    operation, right = found.operations[number], as_words(outputs[number])
     differs = right.view(np.uint32) != theirs.view(np.uint32)
     if right.shape != theirs.shape or not differs.any():
         raise Unproven("the operation came to what it should")
-    at = int(differs.argmax()) * operation.kind.num // operation.num_words
+    at, tree = int(differs.argmax()) * operation.kind.num // operation.num_words, tree_of(names)
     if is_words := isinstance(operation.kind, Words):
         taking = _Taking([], _samples(work, link, manifest, charter, data), shards)
     else:

@@ -58,7 +58,7 @@ class Step:
             before=1,
             gradient=gradient,
             norm=self.made.length,
-            operations=tree_of(names).root(),
+            operations=_root(names),
         )
         return replace(honest, **said)
 
@@ -128,6 +128,11 @@ def rules_of(model: ModelConfig, data: DataIndex, **changes: Any) -> Charter:
     of_gradient = GradientTerms(model=model, micro_batch=MICRO_BATCH, seed=SEED, data=digest_of(data))
     exact = replace(terms(), gradient=of_gradient)
     return replace(settled, audits=AuditTerms(rate=0.1, trace_every=1, exact=exact))
+
+
+@cache
+def _root(names: tuple[Digest, ...]) -> Digest:
+    return tree_of(names).root()
 
 
 @cache
