@@ -95,8 +95,19 @@ def shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     return matrices | {name: shape for name, shape in found.items() if len(shape) == 1}
 
 
+class _Normed(NamedTuple):
+    """A norm, and what it leaves for its way back."""
+
+    name: str
+    x: int
+    inverse: int
+    rows: int
+    width: int
+    y: int
+
+
 class _Heads(NamedTuple):
-    """What attention leaves for its way back."""
+    """What attention leaves for its way back; `norms` of queries and of keys, where they are normed."""
 
     q: int
     k: int
@@ -104,15 +115,18 @@ class _Heads(NamedTuple):
     weights: int
     sums: int
     mixed: int
+    norms: tuple[_Normed, _Normed] | None
 
 
-class _Normed(NamedTuple):
-    x: Source
-    inverse: int
-    weight: str
-    rows: int
-    width: int
-    y: int
+class _Layer(NamedTuple):
+    """What a layer leaves for its way back."""
+
+    normed: _Normed
+    heads: _Heads
+    joined: int
+    ffn: _Normed
+    gate_up: int
+    gated: int
 
 
 class _Builder:
@@ -161,15 +175,14 @@ class _Builder:
         for layer in range(model.num_layers):
             x, kept = self._layer(layer, x, some)
             layers.append(kept)
-        last = self._norm("norm", "norm", x, rows, model.width, model.norm_eps)
-        head = "embed" if model.is_tied else "head"
-        logits = self._linear("head", head, None, last.y, rows)
+        last = self._norm("norm", x, rows, model.width)
+        logits = self._linear("head", last.y, rows)
         largest = self._add("logits.largest", Rows(rows, model.vocab_size, "largest"), logits)
         powers = self._add("logits.powers", Rows(rows, model.vocab_size, "powers"), logits, largest)
         weight = np.float32(some.num / self._samples) / np.float32(rows)
         cost = CrossEntropyBack(some, model.vocab_size, float(weight))
         grad = self._add("logits.slope", cost, words, logits, largest, powers)
-        grad = self._norm_back("norm", last, self._linear_back("head", head, None, last.y, grad, rows))
+        grad = self._norm_back(last, self._linear_back("head", last.y, grad, rows))
         for layer in reversed(range(model.num_layers)):
             grad = self._layer_back(layer, layers[layer], grad, some)
         turned = self._add("embed.columns", Cells(1, rows, model.width, "copied", True), grad)
@@ -197,70 +210,61 @@ class _Builder:
 
     # --- layers ---
 
-    def _layer(
-        self, layer: int, x: int, some: Some
-    ) -> tuple[int, tuple[_Normed, _Heads, int, _Normed, int, int, tuple[_Normed, _Normed] | None]]:
+    def _layer(self, layer: int, x: int, some: Some) -> tuple[int, _Layer]:
         model, rows, name = self._model, some.rows, f"{layer}."
-        normed = self._norm(name + "attention_norm", name + "attention_norm", x, rows, model.width, model.norm_eps)
-        qkv = self._linear(name + "qkv", name + "qkv", self._bias(name + "qkv"), normed.y, rows)
-        heads, head_norms = self._attention(name, layer, qkv, some)
+        added = Cells(1, rows, model.width, "added")
+        normed = self._norm(name + "attention_norm", x, rows, model.width)
+        qkv = self._linear(name + "qkv", normed.y, rows)
+        heads = self._attention(name, layer, qkv, some)
         joined = self._add(name + "mixed.joined", PairedBack(*self._of_heads(some)), heads.mixed)
-        out = self._linear(name + "out", name + "out", self._bias(name + "out"), joined, rows)
-        x = self._add(name + "attention.added", Cells(1, rows, model.width, "added"), x, out)
-        ffn = self._norm(name + "ffn_norm", name + "ffn_norm", x, rows, model.width, model.norm_eps)
-        gate_up = self._linear(name + "gate_up", name + "gate_up", None, ffn.y, rows)
+        x = self._add(name + "attention.added", added, x, self._linear(name + "out", joined, rows))
+        ffn = self._norm(name + "ffn_norm", x, rows, model.width)
+        gate_up = self._linear(name + "gate_up", ffn.y, rows)
         gated = self._add(name + "gated", Gate(rows, model.ffn_width), gate_up)
-        down = self._linear(name + "down", name + "down", None, gated, rows)
-        x = self._add(name + "ffn.added", Cells(1, rows, model.width, "added"), x, down)
-        return x, (normed, heads, joined, ffn, gate_up, gated, head_norms)
+        x = self._add(name + "ffn.added", added, x, self._linear(name + "down", gated, rows))
+        return x, _Layer(normed, heads, joined, ffn, gate_up, gated)
 
-    def _layer_back(
-        self,
-        layer: int,
-        kept: tuple[_Normed, _Heads, int, _Normed, int, int, tuple[_Normed, _Normed] | None],
-        grad: int,
-        some: Some,
-    ) -> int:
+    def _layer_back(self, layer: int, kept: _Layer, grad: int, some: Some) -> int:
         model, rows, name = self._model, some.rows, f"{layer}."
-        normed, heads, joined, ffn, gate_up, gated, head_norms = kept
-        back = self._linear_back(name + "down", name + "down", None, gated, grad, rows)
-        back = self._add(name + "gated.slope", GateBack(rows, model.ffn_width), back, gate_up)
-        back = self._linear_back(name + "gate_up", name + "gate_up", None, ffn.y, back, rows)
-        back = self._norm_back(name + "ffn_norm", ffn, back)
-        grad = self._add(name + "ffn.added.slope", Cells(1, rows, model.width, "added"), grad, back)
-        back = self._linear_back(name + "out", name + "out", self._bias(name + "out"), joined, grad, rows)
-        back = self._attention_back(name, heads, head_norms, back, some)
-        back = self._linear_back(name + "qkv", name + "qkv", self._bias(name + "qkv"), normed.y, back, rows)
-        back = self._norm_back(name + "attention_norm", normed, back)
-        return self._add(name + "attention.added.slope", Cells(1, rows, model.width, "added"), grad, back)
-
-    def _bias(self, weight: str) -> str | None:
-        return f"{weight}.bias" if f"{weight}.bias" in self._shapes else None
+        added = Cells(1, rows, model.width, "added")
+        back = self._linear_back(name + "down", kept.gated, grad, rows)
+        back = self._add(name + "gated.slope", GateBack(rows, model.ffn_width), back, kept.gate_up)
+        back = self._linear_back(name + "gate_up", kept.ffn.y, back, rows)
+        grad = self._add(name + "ffn.added.slope", added, grad, self._norm_back(kept.ffn, back))
+        back = self._linear_back(name + "out", kept.joined, grad, rows)
+        back = self._attention_back(name, kept.heads, back, some)
+        back = self._linear_back(name + "qkv", kept.normed.y, back, rows)
+        return self._add(name + "attention.added.slope", added, grad, self._norm_back(kept.normed, back))
 
     # --- norms ---
 
-    def _norm(self, name: str, weight: str, x: Source, rows: int, width: int, eps: float) -> _Normed:
-        inverse = self._add(f"{name}.inverse", Rows(rows, width, "inverse", eps), x)
-        y = self._add(name, Cells(1, rows, width, "normed"), x, inverse, self._places[weight])
-        return _Normed(x, inverse, weight, rows, width, y)
+    def _norm(self, name: str, x: int, rows: int, width: int) -> _Normed:
+        inverse = self._add(f"{name}.inverse", Rows(rows, width, "inverse", self._model.norm_eps), x)
+        y = self._add(name, Cells(1, rows, width, "normed"), x, inverse, self._places[name])
+        return _Normed(name, x, inverse, rows, width, y)
 
-    def _norm_back(self, name: str, normed: _Normed, grad: int) -> int:
-        x, inverse, weight, rows, width, _ = normed
-        mean = self._add(f"{name}.mean", Rows(rows, width, "slope"), grad, x, inverse, self._places[weight])
+    def _norm_back(self, normed: _Normed, grad: int) -> int:
+        name, x, inverse, rows, width, _ = normed
+        mean = self._add(f"{name}.mean", Rows(rows, width, "slope"), grad, x, inverse, self._places[name])
         columns = self._add(f"{name}.columns", Cells(1, rows, width, "weighed", True), grad, x, inverse)
-        self._slopes[weight].append(self._add(f"{name}.weight.slope", Rows(width, rows, "total"), columns))
+        self._slopes[name].append(self._add(f"{name}.weight.slope", Rows(width, rows, "total"), columns))
         back = Cells(1, rows, width, "norm_back")
-        return self._add(f"{name}.slope", back, grad, x, inverse, self._places[weight], mean)
+        return self._add(f"{name}.slope", back, grad, x, inverse, self._places[name], mean)
 
     # --- linear layers ---
 
-    def _linear(self, name: str, weight: str, bias: str | None, x: int, rows: int) -> int:
+    def _weight(self, name: str) -> str:
+        return "embed" if name == "head" and self._model.is_tied else name
+
+    def _linear(self, name: str, x: int, rows: int) -> int:
+        weight, bias = self._weight(name), self._places.get(f"{name}.bias")
         out, width = self._shapes[weight]
         kind = Product(1, rows, out, width, width, width, has_bias=bias is not None)
-        more = () if bias is None else (self._places[bias],)
+        more = () if bias is None else (bias,)
         return self._add(name, kind, x, self._places[weight], *more)
 
-    def _linear_back(self, name: str, weight: str, bias: str | None, x: int, grad: int, rows: int) -> int:
+    def _linear_back(self, name: str, x: int, grad: int, rows: int) -> int:
+        weight, bias = self._weight(name), f"{name}.bias"
         out, width = self._shapes[weight]
         longer = max(rows, out)
         step = self._add(f"{name}.steps", Rows(rows, out, "step", longer), grad)
@@ -269,7 +273,7 @@ class _Builder:
         scaled = self._add(f"{name}.input.columns", Cells(1, rows, width, "scaled", True), x, step, most)
         of_weight = Product(1, out, width, rows, None, rows, has_scale=True)
         self._slopes[weight].append(self._add(f"{name}.weight.slope", of_weight, whole, scaled, most))
-        if bias is not None:
+        if bias in self._shapes:
             columns = self._add(f"{name}.bias.columns", Cells(1, rows, out, "copied", True), grad)
             self._slopes[bias].append(self._add(f"{name}.bias.slope", Rows(out, rows, "total"), columns))
         return self._add(f"{name}.slope", Product(1, rows, width, out, longer, out), grad, self._turned[weight])
@@ -282,7 +286,7 @@ class _Builder:
         groups = model.num_heads // model.num_kv_heads
         return some.num, some.tokens, model.num_kv_heads, groups, model.channels_per_head
 
-    def _attention(self, name: str, layer: int, qkv: int, some: Some) -> tuple[_Heads, tuple[_Normed, _Normed] | None]:
+    def _attention(self, name: str, layer: int, qkv: int, some: Some) -> _Heads:
         model, rows = self._model, some.rows
         samples, tokens, kv_heads, groups, channels = self._of_heads(some)
         num_q, num_kv, pairs, queries = model.q_width, model.kv_width, samples * kv_heads, groups * tokens
@@ -292,8 +296,8 @@ class _Builder:
         v = self._add(name + "v", Cut(rows, all_of, num_q + num_kv, all_of), qkv)
         if model.has_qk_norm:
             norms = (
-                self._norm(name + "q_norm", name + "q_norm", q, rows * model.num_heads, channels, model.norm_eps),
-                self._norm(name + "k_norm", name + "k_norm", k, rows * kv_heads, channels, model.norm_eps),
+                self._norm(name + "q_norm", q, rows * model.num_heads, channels),
+                self._norm(name + "k_norm", k, rows * kv_heads, channels),
             )
             q, k = norms[0].y, norms[1].y
         of_q, of_k = self._factors()
@@ -308,7 +312,7 @@ class _Builder:
         columns = self._add(name + "v.columns", Cells(pairs, tokens, channels, "copied", True), v)
         mean = Product(pairs, queries, channels, tokens, None, queries, is_mean=True)
         mixed = self._add(name + "mixed", mean, weights, columns)
-        return _Heads(q, k, v, weights, sums, mixed), norms
+        return _Heads(q, k, v, weights, sums, mixed, norms)
 
     def _factors(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return what queries and keys are multiplied by."""
@@ -316,9 +320,7 @@ class _Builder:
         score = () if yarn is UNSET or yarn.score_factor == 1.0 else (yarn.score_factor,)
         return (*score, 1 / sqrt(self._model.channels_per_head)), score
 
-    def _attention_back(
-        self, name: str, heads: _Heads, norms: tuple[_Normed, _Normed] | None, grad: int, some: Some
-    ) -> int:
+    def _attention_back(self, name: str, heads: _Heads, grad: int, some: Some) -> int:
         samples, tokens, kv_heads, groups, channels = self._of_heads(some)
         pairs, queries = samples * kv_heads, groups * tokens
         all_rows = pairs * queries
@@ -349,7 +351,7 @@ class _Builder:
             Product(pairs, tokens, channels, queries, None, queries, has_scale=True),
             *(whole, scaled, most),
         )
-        return self._heads_back(name, (dq, dk, dv), norms, some)
+        return self._heads_back(name, (dq, dk, dv), heads.norms, some)
 
     def _heads_back(self, name: str, grads: Sequence[int], norms: tuple[_Normed, _Normed] | None, some: Some) -> int:
         samples, tokens, kv_heads, groups, channels = self._of_heads(some)
@@ -361,6 +363,6 @@ class _Builder:
         dk = self._add(name + "k.turned.slope", PairedBack(samples, tokens, kv_heads, 1, channels, turn, factors), dk)
         dv = self._add(name + "v.paired.slope", PairedBack(samples, tokens, kv_heads, 1, channels), dv)
         if norms is not None:
-            dq, dk = self._norm_back(name + "q_norm", norms[0], dq), self._norm_back(name + "k_norm", norms[1], dk)
+            dq, dk = self._norm_back(norms[0], dq), self._norm_back(norms[1], dk)
         parts = self._model.q_width, self._model.kv_width, self._model.kv_width
         return self._add(name + "qkv.joined", Joined(some.rows, parts), dq, dk, dv)
