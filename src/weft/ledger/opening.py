@@ -4,7 +4,7 @@
     is_chunk(digest, nbytes, opening)          whether these are bytes 7168 to 8191 of a blob of so many
     are_chunks(claims)                         of many at once, in less time than one by one
     openings = open_span(blob, span)           the pieces in which some bytes lie
-    stretch = open_stretch(blob, span)         the same as one: hashes that follow from its pieces are left out
+    some = open_slice(blob, span)              the same as one: hashes that follow from its pieces are left out
 
 So nothing needs to be hashed a second time to be shown in parts: payloads, results and states have digests already. How
 long a blob is follows from a record or a codec, for other pieces than the last may open to other lengths, too.
@@ -27,7 +27,7 @@ from weft.ids import Digest
 from weft.ledger.tree import MAX_DEPTH, At, Hash, Range, beside, hash_of
 
 CHUNK_NBYTES = 1024
-MAX_STRETCH_NBYTES = 1 << 20
+MAX_SLICE_NBYTES = 1 << 20
 _BLOCK_NBYTES = 64
 _WORDS = 16  # of a block
 _START, _END, _PARENT, _ROOT = 1, 2, 4, 8
@@ -66,11 +66,11 @@ class Opening(wire.Record, frozen=True, kw_only=True):
     beside: Annotated[tuple[Hash, ...], Meta(max_length=MAX_DEPTH)]  # from the piece up
 
 
-class Stretch(wire.Record, frozen=True, kw_only=True):
+class Slice(wire.Record, frozen=True, kw_only=True):
     """Pieces of a blob that lie side by side, and what shows that they are."""
 
     first: Annotated[int, Meta(ge=0, lt=1 << MAX_DEPTH)]  # the number of the first piece
-    data: Annotated[bytes, Meta(max_length=MAX_STRETCH_NBYTES)]
+    data: Annotated[bytes, Meta(max_length=MAX_SLICE_NBYTES)]
     beside: Annotated[tuple[Hash, ...], Meta(max_length=2 * MAX_DEPTH)]  # from the pieces up: left, then right
 
 
@@ -160,7 +160,7 @@ def are_chunks(claims: Iterable[Claim]) -> bool:
 # --- many pieces side by side ---
 
 
-def open_stretch(blob: wire.Buffer, span: range) -> Stretch:
+def open_slice(blob: wire.Buffer, span: range) -> Slice:
     """Return what shows the pieces in which some bytes of a blob lie, as one.
 
     Args:
@@ -180,18 +180,18 @@ def open_stretch(blob: wire.Buffer, span: range) -> Stretch:
         for level, number in _beside_of(pieces, num)
     )
     shown = bytes(data[CHUNK_NBYTES * pieces.start : CHUNK_NBYTES * pieces.stop])
-    return Stretch(first=pieces.start, data=shown, beside=beside)
+    return Slice(first=pieces.start, data=shown, beside=beside)
 
 
-def is_stretch(digest: Digest, nbytes: int, stretch: Stretch) -> bool:
-    """Return whether the pieces are where the stretch says, in the blob of `nbytes` that `digest` names."""
-    num, first, stop = num_chunks(nbytes), stretch.first, stretch.first + num_chunks(len(stretch.data))
-    is_whole = stop <= num and len(stretch.data) == min(CHUNK_NBYTES * stop, nbytes) - CHUNK_NBYTES * first
-    if not is_whole or len(stretch.beside) != len(list(_beside_of(range(first, stop), num))):
+def is_slice(digest: Digest, nbytes: int, some: Slice) -> bool:
+    """Return whether the pieces are where the slice says, in the blob of `nbytes` that `digest` names."""
+    num, first, stop = num_chunks(nbytes), some.first, some.first + num_chunks(len(some.data))
+    is_whole = stop <= num and len(some.data) == min(CHUNK_NBYTES * stop, nbytes) - CHUNK_NBYTES * first
+    if not is_whole or len(some.beside) != len(list(_beside_of(range(first, stop), num))):
         return False
     if num == 1:
-        return wire.digest(stretch.data) == digest
-    found, beside = _hashes(stretch.data, first), list(stretch.beside)
+        return wire.digest(some.data) == digest
+    found, beside = _hashes(some.data, first), list(some.beside)
     while num > 1:
         if first & 1:
             first, found = first - 1, [beside.pop(0), *found]

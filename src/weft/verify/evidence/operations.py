@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from weft.data.store import DataIndex
 from weft.ids import Digest, PeerId
-from weft.ledger.opening import Stretch, open_stretch
+from weft.ledger.opening import Slice, open_slice
 from weft.ledger.tree import Path, Tree, is_leaf
 from weft.model.config import num_parameters
 from weft.sync.records.charter import Charter, GradientTerms
@@ -34,14 +34,14 @@ from weft.verify.evidence.program.operation import Operation, Parameters
 from weft.verify.evidence.program.samples import Words
 from weft.verify.evidence.program.step import MAX_OPERATIONS, Program, num_operations, program
 from weft.verify.evidence.records import FalseList, FalseOperation, Ground, ShownOutput, ShownState
-from weft.verify.evidence.shown import Book, Unproven, numbers_stretch, place_of
+from weft.verify.evidence.shown import Book, Unproven, numbers_slice, place_of
 from weft.verify.evidence.steps import link_of
 from weft.verify.evidence.works import LOCAL, index_in, listed, stands_on
 from weft.wire import Buffer, digest, digest_of, encode
 
 MAX_PARAMETERS = 1 << 30  # more fit no list of chunks that may be shown
 MAX_CHANNELS = 1 << 12  # of a head
-SPAN = CHUNK_NBYTES // 4  # words that a stretch shows at most: none of them lies in two chunks
+SPAN = CHUNK_NBYTES // 4  # words that a slice shows at most: none of them lies in two chunks
 
 Shards = Callable[[Digest], Buffer | None]  # of the run's data
 
@@ -204,7 +204,7 @@ def prove_operation(
         ground=ground,
         output=ShownOutput(index=encode(listed_output(found, number, theirs)), path=tree.path(number)),
         at=at,
-        has=_stretches(theirs, at * operation.num_words // operation.kind.num, _width(operation.kind.dtype))[0],
+        has=_slices(theirs, at * operation.num_words // operation.kind.num, _width(operation.kind.dtype))[0],
         operands=tuple(
             ShownOutput(index=encode(listed_output(found, each, outputs[each])), path=tree.path(each))
             for each in sorted(each for each in sources if isinstance(each, int))
@@ -244,14 +244,14 @@ class _Source:
     dtype: DTypeLike
 
 
-class _Stretches:
-    """What is shown, one stretch after the other."""
+class _Slices:
+    """What is shown, one slice after the other."""
 
-    def __init__(self, book: Book, shown: Sequence[Stretch]) -> None:
+    def __init__(self, book: Book, shown: Sequence[Slice]) -> None:
         self.book = book
         self._shown = iter(shown)
 
-    def next(self) -> Stretch:
+    def next(self) -> Slice:
         """
         Raises:
             Unproven: there is none any more.
@@ -270,22 +270,22 @@ class _Stretches:
             raise Unproven("more is shown than the operation reads")
 
 
-class _OfData(_Stretches):
+class _OfData(_Slices):
     """Reads words of the run's data as they are shown, and notes of which shard they have to be."""
 
-    def __init__(self, book: Book, shown: Sequence[Stretch], sampled: Sampled) -> None:
+    def __init__(self, book: Book, shown: Sequence[Slice], sampled: Sampled) -> None:
         super().__init__(book, shown)
         self._sampled = sampled
 
     def read(self, _operand: int, start: int, _num: int) -> Array:
         info, span = self._sampled.place(start)
-        return _word(self.book.stretch(info.digest, info.nbytes, span, self.next()))
+        return _word(self.book.slice(info.digest, info.nbytes, span, self.next()))
 
 
-class _OfOperands(_Stretches):
+class _OfOperands(_Slices):
     """Reads operands as they are shown, and notes whose numbers they have to be."""
 
-    def __init__(self, book: Book, shown: Sequence[Stretch], sources: Sequence[_Source | None]) -> None:
+    def __init__(self, book: Book, shown: Sequence[Slice], sources: Sequence[_Source | None]) -> None:
         """
         Args:
             sources: of each operand; None: it is not shown.
@@ -308,7 +308,7 @@ class _OfOperands(_Stretches):
 
     def _words(self, vector: VectorIndex, span: range) -> bytes:
         number, place, nbytes = place_of(vector, span)
-        return self.book.stretch(Digest(vector.chunks[number]), nbytes, place, self.next())
+        return self.book.slice(Digest(vector.chunks[number]), nbytes, place, self.next())
 
 
 @dataclass
@@ -322,7 +322,7 @@ class _Taking:
     sources: Sequence[tuple[Array, NDArray[np.float32], int]]
     sampled: Sampled | None
     shards: Shards
-    shown: list[Stretch] = field(default_factory=list)
+    shown: list[Slice] = field(default_factory=list)
     read_of: set[int] = field(default_factory=set)
 
     def read(self, operand: int, start: int, num: int) -> Array:
@@ -330,12 +330,12 @@ class _Taking:
             info, span = self.sampled.place(start)
             if (data := self.shards(info.digest)) is None:
                 raise Unproven("the run's data are not here")
-            self.shown.append(open_stretch(data, span))
+            self.shown.append(open_slice(data, span))
             return _word(bytes(memoryview(data)[span.start : span.stop]))
         numbers, words, first = self.sources[operand]
         width = _width(numbers.dtype)
         self.read_of.add(operand)
-        self.shown += _stretches(words, first + start * width, num * width)
+        self.shown += _slices(words, first + start * width, num * width)
         return numbers[start : start + num]
 
 
@@ -431,10 +431,10 @@ def _width(dtype: DTypeLike) -> int:
 
 
 def _spans(start: int, num: int) -> list[range]:
-    """Return words, as stretches show them."""
+    """Return words, as slices show them."""
     borders = [start, *range((start // SPAN + 1) * SPAN, start + num, SPAN), start + num]
     return [range(*each) for each in pairwise(borders)]
 
 
-def _stretches(words: NDArray[np.float32], start: int, num: int) -> list[Stretch]:
-    return [numbers_stretch(words, span) for span in _spans(start, num)]
+def _slices(words: NDArray[np.float32], start: int, num: int) -> list[Slice]:
+    return [numbers_slice(words, span) for span in _spans(start, num)]

@@ -18,7 +18,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, UnsetType
 
 from weft.data.store import DataIndex
-from weft.ledger.opening import Stretch
+from weft.ledger.opening import Slice
 from weft.ledger.tree import Path
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexDigest
@@ -32,7 +32,7 @@ from weft.wire import Record
 
 MAX_VECTORS = 4  # of a state: parameters, and what an optimizer keeps
 MAX_OPERANDS = 1 << 16  # of an operation: the gradient is the sum of all tensors'
-MAX_READ = 1 << 12  # stretches
+MAX_READ = 1 << 12  # slices
 
 _Index = Annotated[bytes, Meta(max_length=MAX_CONTRADICTION_NBYTES)]  # a StateIndex, canonical
 _Part = Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]
@@ -128,9 +128,9 @@ class FalseOperation(Falsehood, frozen=True, kw_only=True):
     ground: Ground  # of the segment
     output: ShownOutput  # of the operation
     at: _Number  # which number of it is false
-    has: Stretch  # what it came to there
+    has: Slice  # what it came to there
     operands: Annotated[tuple[ShownOutput, ...], Meta(max_length=MAX_OPERANDS)]  # operations that it reads, ascending
-    read: Annotated[tuple[Stretch, ...], Meta(max_length=MAX_READ)]  # of them and of the state before, as it reads
+    read: Annotated[tuple[Slice, ...], Meta(max_length=MAX_READ)]  # of them and of the state before, as it reads
     before: ShownState | UnsetType = UNSET  # unset: it reads no parameters
     data: DataIndex | UnsetType = UNSET  # unset: it reads no words of the run's data
 

@@ -19,12 +19,12 @@ from weft.ledger.opening import CHUNK_NBYTES as PIECE_NBYTES
 from weft.ledger.opening import (
     Claim,
     Opening,
-    Stretch,
+    Slice,
     are_chunks,
-    is_stretch,
+    is_slice,
     num_chunks,
+    open_slice,
     open_span,
-    open_stretch,
     pieces_of,
 )
 from weft.sync.records.index import CHUNK_NBYTES, VectorIndex
@@ -51,7 +51,7 @@ def window(blob: Buffer, span: range) -> Window:
 class Book:
     def __init__(self) -> None:
         self._claims: list[Claim] = []
-        self._stretches: list[tuple[Digest, int, Stretch]] = []
+        self._slices: list[tuple[Digest, int, Slice]] = []
 
     def read(self, digest: Digest, nbytes: int, span: range, shown: Window) -> bytes:
         """Return what a window says that some bytes of a blob are.
@@ -72,12 +72,12 @@ class Book:
             raise Unproven("a blob is shown to be shorter than it is")
         return data
 
-    def stretch(self, digest: Digest, nbytes: int, span: range, shown: Stretch) -> bytes:
+    def slice(self, digest: Digest, nbytes: int, span: range, shown: Slice) -> bytes:
         """As `read`, of pieces that are shown as one."""
         pieces = pieces_of(span)
         if shown.first != pieces.start or num_chunks(len(shown.data)) != len(pieces):
             raise Unproven("other pieces of a blob are shown than are asked for")
-        self._stretches.append((digest, nbytes, shown))
+        self._slices.append((digest, nbytes, shown))
         data = shown.data[span.start - PIECE_NBYTES * pieces.start :][: len(span)]
         if len(data) != len(span):
             raise Unproven("a blob is shown to be shorter than it is")
@@ -98,7 +98,7 @@ class Book:
         Raises:
             Unproven: one of the pieces is not of its blob.
         """
-        if not are_chunks(self._claims) or not all(is_stretch(*each) for each in self._stretches):
+        if not are_chunks(self._claims) or not all(is_slice(*each) for each in self._slices):
             raise Unproven("a piece that is shown is not of its blob")
 
 
@@ -122,9 +122,9 @@ def numbers_window(vector: NDArray[np.float32], here: range) -> Window:
     return window(*_chunk_of(vector, here))
 
 
-def numbers_stretch(vector: NDArray[np.float32], here: range) -> Stretch:
+def numbers_slice(vector: NDArray[np.float32], here: range) -> Slice:
     """As `numbers_window`, as one."""
-    return open_stretch(*_chunk_of(vector, here))
+    return open_slice(*_chunk_of(vector, here))
 
 
 def _chunk_of(vector: NDArray[np.float32], here: range) -> tuple[memoryview, range]:

@@ -26,7 +26,7 @@ from weft.verify.evidence.program.evaluate import as_words, listed
 from weft.verify.evidence.program.operation import Operation, Parameters
 from weft.verify.evidence.program.step import Program, program
 from weft.verify.evidence.records import FalseOperation
-from weft.verify.evidence.shown import Unproven, numbers_stretch
+from weft.verify.evidence.shown import Unproven, numbers_slice
 from weft.wire import Signed, digest, digest_of, encode, seal
 
 FORMS_HERE: list[dict[str, Any]] = [{}, FORMS["queries and keys normed"], FORMS["biases"], FORMS["head apart"]]
@@ -94,7 +94,7 @@ def test_no_honest_number_is_proven_false() -> None:
 def _window(step: Step, number: int, shown: FalseOperation) -> Any:
     output = as_words(step.made.outputs[number])
     width = len(output) // step.made.program.operations[number].kind.num
-    return numbers_stretch(output, range(shown.at * width, (shown.at + 1) * width))
+    return numbers_slice(output, range(shown.at * width, (shown.at + 1) * width))
 
 
 # --- words ---
@@ -263,10 +263,10 @@ def shown_nbytes(found: Program, number: int) -> int:
     operation.one(operation.kind.num - 1, read)
     shown = [number, *(each for each in sources if isinstance(each, int))]
     lists = sum(1200 + 67 * -(-found.operations[each].num_words // (1 << 18)) for each in shown)
-    of_stretch = 2 * 10 * 34 + 40
+    of_slice = 2 * 10 * 34 + 40
     return (
         1024 * pieces
-        + of_stretch * (num_read + 1)
+        + of_slice * (num_read + 1)
         + lists
         + OF_STATE * any(isinstance(each, Parameters) for each in sources)
     )
