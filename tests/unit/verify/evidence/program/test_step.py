@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -35,6 +35,7 @@ def test_the_gradient_is_that_of_training_to_the_bit(form: str) -> None:
     assert found.length == length
 
 
+@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 1 << 20),
     samples=st.integers(1, 4),
