@@ -51,7 +51,8 @@ from weft.verify.evidence.operations import (
     shape_of,
     tree_of,
 )
-from weft.verify.evidence.program.evaluate import Array, as_words, listed, named, taken
+from weft.verify.evidence.program.evaluate import as_words, listed, named, taken
+from weft.verify.evidence.program.grids import Array
 from weft.verify.evidence.program.step import MAX_OPERATIONS, Program
 from weft.verify.evidence.records import FalseOperation, ShownState
 from weft.verify.evidence.shown import Unproven

@@ -368,19 +368,14 @@ def _sources(
         raise Unproven("other operations are shown than are read")
     if state is not None and state.shape.get(LOCAL) != found.num_parameters:
         raise Unproven("the state is none of this model")
+    local = None if state is None else state.vector(LOCAL)
     sources = list[_Source | None]()
     for operand in operation.operands:
         if isinstance(operand, Parameters):
-            vector, start, num, dtype = (
-                None if state is None else state.vector(LOCAL),
-                operand.start,
-                operand.num,
-                np.dtype(np.float32),
-            )
+            sources.append(None if local is None else _Source(local, operand.start, operand.num, np.float32))
         else:
-            kind = found.operations[operand].kind
-            vector, start, num, dtype = vectors.get(operand), 0, kind.num, np.dtype(kind.dtype)
-        sources.append(None if vector is None else _Source(vector, start, num, dtype))
+            vector, kind = vectors.get(operand), found.operations[operand].kind
+            sources.append(None if vector is None else _Source(vector, 0, kind.num, kind.dtype))
     return sources
 
 

@@ -288,7 +288,8 @@ class PairedBack(Kind):
         other = (channel + self.channels // 2) % self.channels
         cos, _ = self.turn.at(np.array([token]), np.array([channel]))
         _, sin = self.turn.at(np.array([token]), np.array([other]))
-        return x * cos + given(other) * sin
+        found: Array = x * cos + given(other) * sin
+        return found
 
 
 def _table(turn: Rotary, tokens: int, channels: int) -> tuple[Array, Array]:

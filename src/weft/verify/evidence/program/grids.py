@@ -71,7 +71,8 @@ def on_sums(x: Array) -> Array:
     field = np.abs(x).max(-1, keepdims=True).astype(np.float64).view(np.int64) & np.int64(_INFINITE64 << _DOUBLE_BITS)
     field += np.int64(((_DOUBLE_BITS + 1 - bits) << _DOUBLE_BITS) + (1 << (_DOUBLE_BITS - 1)))
     round_by = field.view(np.float64)
-    return (x.astype(np.float64) + round_by) - round_by
+    found: Array = (x.astype(np.float64) + round_by) - round_by
+    return found
 
 
 def exp2(x: Array) -> Array:

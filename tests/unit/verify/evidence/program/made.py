@@ -15,7 +15,8 @@ from weft.model.transformer import Transformer
 from weft.training.backward import Backward
 from weft.training.device import Device
 from weft.training.numerics.arithmetic import CrossEntropy, Exact
-from weft.verify.evidence.program.evaluate import Array, evaluate
+from weft.verify.evidence.program.evaluate import evaluate
+from weft.verify.evidence.program.grids import Array
 from weft.verify.evidence.program.operation import Operation, Parameters
 from weft.verify.evidence.program.step import Program, program
 

@@ -23,7 +23,8 @@ from weft.sync.records.index import StateIndex, VectorIndex
 from weft.sync.records.messages import Manifest
 from weft.sync.records.work import MadeStep, Segment, Work
 from weft.verify.evidence.operations import prove_list, prove_operation, read_by, tree_of
-from weft.verify.evidence.program.evaluate import Array, as_words, listed, named
+from weft.verify.evidence.program.evaluate import as_words, listed, named
+from weft.verify.evidence.program.grids import Array
 from weft.verify.evidence.program.step import program
 from weft.verify.evidence.records import FalseList, FalseOperation, Ground, ShownState
 from weft.wire import Signed, digest, digest_of, encode, seal
