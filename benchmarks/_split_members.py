@@ -21,7 +21,8 @@ from weft.clock import SystemClock
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.model.config import named
-from weft.model.layers import Block, inverse_wavelengths, rotation
+from weft.model.layers import Block, rotation
+from weft.model.wavelengths import inverse_wavelengths
 from weft.net.admission import ByTicket
 from weft.net.link.handshake import Passport
 from weft.net.node import Node

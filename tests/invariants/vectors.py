@@ -35,7 +35,7 @@ from weft.codec.config import (
 )
 from weft.codec.dense import Bf16, Fp32
 from weft.codec.quantize import Int8
-from weft.data.assign import leases
+from weft.data.assign import leases, windows_at
 from weft.data.rows import Packer, words
 from weft.data.store import DataIndex, ShardInfo, ShardStore
 from weft.data.tokenizer import ByteTokenizer, CharTokenizer
@@ -44,6 +44,7 @@ from weft.engine.fingerprint import fingerprint
 from weft.ids import Attempt, BranchId, Digest, Round, RunId, Tokens
 from weft.keys import Identity
 from weft.ledger.tree import Tree, root_of_tops
+from weft.model.config import ModelConfig
 from weft.net.admission import ByTicket
 from weft.net.lan import beacon_key, seal_beacon
 from weft.net.link.handshake import prove
@@ -61,7 +62,7 @@ from weft.sync.method.choices import Choices, InnerSgdConfig, SgdConfig
 from weft.sync.method.schedule import ConstantConfig
 from weft.sync.records import quarantine
 from weft.sync.records.acts import Act, Amend, Ballot, Finding, Rewind, RewindBallot, Warrant
-from weft.sync.records.charter import AuditTerms, Charter, ExactTerms, Settings
+from weft.sync.records.charter import AuditTerms, Charter, ExactTerms, GradientTerms, Settings
 from weft.sync.records.counters import with_false, with_taken_out
 from weft.sync.records.index import StateIndex, VectorIndex
 from weft.sync.records.messages import (
@@ -89,6 +90,8 @@ from weft.texts.chain import chain_of, joined, key_of
 from weft.texts.messages import OpenSequence, RowsOfText, TextRows, TokenDrawn, drawn_how, id_of
 from weft.texts.receipts.receipt import Receipt, ReceiptHeader, record_digest, row_digest, rows_digest, weights_digest
 from weft.verify.draw import Draw, drawn
+from weft.verify.evidence.operations import program_of, prove_operation, tree_of
+from weft.verify.evidence.program.evaluate import named, taken
 from weft.verify.evidence.records import Ground, ShownState
 from weft.verify.evidence.steps import prove_step
 from weft.verify.seals import Salt, Sealed, seal_of
@@ -632,6 +635,60 @@ def evidence() -> Vector:
     }
 
 
+def gradient() -> Vector:
+    """A says that a step's first word is another than the one that it was leased."""
+    model = ModelConfig(
+        vocab_size=8, num_layers=1, num_heads=2, num_kv_heads=1, width=4, ffn_width=3, max_seq_len=8, is_tied=True
+    )
+    raw = (np.arange(100) * 5 % 8).astype("<u2").tobytes()
+    train = (ShardInfo(digest=wire.digest(raw), num_tokens=100, nbytes=len(raw)),)
+    data = msgspec.structs.replace(INDEX, dtype="uint16", train=train, vocab_size=8)
+    of_gradient = GradientTerms(model=model, micro_batch=1, seed=7, data=wire.digest_of(data))
+    exact = ExactTerms(optimizer=InnerSgdConfig(), clip=2.0, num_decayed=0, gradient=of_gradient)
+    charter = msgspec.structs.replace(first_charter(), audits=AuditTerms(rate=0.1, trace_every=1, exact=exact))
+    head = msgspec.structs.replace(second_manifest(), charter=wire.digest_of(charter))
+    found = program_of(charter)
+    local = ((np.arange(found.num_parameters) * 37 % 29 - 14) / np.float32(16)).astype(np.float32)
+    position = next(lease.start for lease in head.leases if lease.peer == A.peer)
+    window = int(windows_at(np.array([position]), 12, 7)[0])
+    words = np.frombuffer(raw, "<u2")[8 * window : 8 * window + 9].astype(np.uint32)
+    lied = words.copy()
+    lied[0] ^= 1
+    honest, names = named(found, local, words[None]), named(found, local, lied[None])
+    chunk = wire.digest(local.astype("<f4").tobytes())
+    state = wire.encode(StateIndex(vectors=(VectorIndex(name="local", num=len(local), chunks=(chunk,)),)))
+    trace = Tree(2 * [bytes.fromhex(wire.digest(state))])
+    segment = Segment(head=wire.digest_of(head), round=head.round, holder=A.peer, num_steps=1)
+    of_work = msgspec.structs.replace(
+        wire.claimed(signed_work(), Work), round=Round(2), segments=(segment,), trace=trace.root(), tokens=Tokens(8)
+    )
+    signed = wire.seal(A, of_work)
+    (length,) = taken(found, local, lied[None], [len(names) - 1]).values()
+    made = MadeStep(
+        run=RUN,
+        work=wire.digest_of(signed),
+        before=0,
+        gradient=names[found.gradient],
+        norm=float(length[0]),
+        operations=tree_of(names).root(),
+    )
+    before, ground = ShownState(index=state, path=trace.path(0)), Ground(manifest=head, charter=charter)
+    false, right, shards = lied.view(np.float32), {0: words}, {train[0].digest: raw}
+    word = prove_operation(of_work, made, ground, before, local, names, 0, false, right, data, shards.get)
+    lie = Warrant(letters=(signed, wire.seal(A, made)), shown=wire.encode(word))
+    return {
+        "exact": msgspec.json.encode(exact, order="sorted").decode(),
+        "operations": str(len(names)),
+        "last operations": ", ".join(each.name for each in found.operations[-3:]),
+        "root over them, of the leased words": tree_of(honest).root(),
+        "gradient": honest[found.gradient],
+        "step's body": lie.letters[1].body.hex(),
+        "nbytes": str(len(wire.encode(lie))),
+        "digest": wire.digest_of(lie),
+        "lie": read_lie(lie).what,
+    }
+
+
 def round_note() -> Vector:
     note = vote_note()
     return {"bytes": wire.encode(note).hex(), "signature of A": wire.seal(A, note).signature.hex()}
@@ -771,6 +828,7 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "quarantine": quarantined,
     "contradiction": contradiction,
     "evidence": evidence,
+    "gradient": gradient,
     "round-note": round_note,
     "certificate": certificate,
     "promises": promises,

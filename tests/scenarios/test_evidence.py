@@ -6,28 +6,35 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
+from numpy.typing import NDArray
 
 from scenarios.cheats import always, bring_more
 from scenarios.test_audits import ALWAYS, BY_EVIDENCE, EXACT, METHODS, play, proven, struck_out
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec.config import Int8Config
 from weft.events import ActEnacted, LieProven, WorkTakenOut
-from weft.peer.audit import proving
+from weft.ids import Digest, PeerId
+from weft.peer.audit import operations, proving
 from weft.peer.audit.auditor import Auditor
 from weft.peer.audit.merges import Merge, Merges
+from weft.peer.audit.operations import Listing
 from weft.peer.audit.outcome import Found
 from weft.peer.audit.trace import Trace
 from weft.peer.audit.worker import Worker
+from weft.sim.scenario import Way
 from weft.sync.merge.reduce import EncodedPart
 from weft.sync.method.choices import Choices, InnerSgdConfig, NesterovConfig
 from weft.sync.method.presets import FedAvgConfig, MethodConfig
 from weft.sync.records.acts import Warrant
+from weft.training.steps import Mean
 from weft.training.trainer import Trainer
+from weft.verify.evidence.operations import length_name
 from weft.verify.evidence.records import Falsehood
 from weft.verify.evidence.shown import Unproven
-from weft.wire import Signed, digest
+from weft.wire import Signed, Signer, digest
 
 
 @pytest.fixture
@@ -151,16 +158,20 @@ def test_who_signs_no_step_is_judged_by_a_majority(make_swarm: MakeSwarm, monkey
     assert [event for life in swarm.lives for event in life.seen(LieProven)] == []
 
 
+# --- gradients ---
+
+
+class MadeUp(Trainer):
+    def _descend(self, norm: float, rate: float) -> float:
+        self._model.gradient.mul_(-1)
+        return super()._descend(norm, rate)
+
+
 @pytest.mark.full
 def test_a_gradient_that_was_made_up_is_judged_by_a_majority(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It fits the states, and is not the batch's: only who makes the step again can tell."""
-
-    class MadeUp(Trainer):
-        def _descend(self, norm: float, rate: float) -> float:
-            self._model.gradient.mul_(-1)
-            return super()._descend(norm, rate)
 
     swarm = make_swarm(method=METHODS[0], trust=EXACT, num_rounds=24, num_peers=4, learns=True)
     made = count()
@@ -169,3 +180,100 @@ def test_a_gradient_that_was_made_up_is_judged_by_a_majority(
     assert struck_out(swarm).startswith("it came to other")
     enacted = {event.by for life in swarm.lives for event in life.seen(ActEnacted)}
     assert all(len(by) >= 3 for by in enacted)
+
+
+def lies(make: Callable[..., Trainer]) -> Callable[..., Trainer]:
+    """Return what makes the trainers of a, b, c and d, of which the last is one of these."""
+    made = count()
+    return lambda *given: (make if next(made) == 3 else Trainer)(*given)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("way", ["other text", "one other sample"])
+def test_samples_other_than_the_leased_ones_are_evidence(make_swarm: MakeSwarm, way: Way) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=EXACT, num_rounds=24, num_peers=4, learns=True)
+    swarm.make_trainer = lies(always(way))
+    play(swarm, BY_EVIDENCE)
+    assert proven(swarm) == "its gradient is not that of its samples (words)"
+
+
+@pytest.mark.full
+def test_half_a_batch_twice_is_evidence(make_swarm: MakeSwarm) -> None:
+    class Half(Trainer):
+        def _fill(self, positions: NDArray[np.int64]) -> Mean:
+            half = positions[: len(positions) // 2]
+            return super()._fill(np.concatenate((half, half)))
+
+    swarm = make_swarm(method=METHODS[0], trust=EXACT, num_rounds=24, num_peers=4, learns=True, train={"batch_size": 4})
+    swarm.make_trainer = lies(Half)
+    play(swarm, BY_EVIDENCE)
+    assert proven(swarm) == "its gradient is not that of its samples (words)"
+
+
+@pytest.mark.full
+def test_a_gradient_that_was_made_up_and_is_listed_is_evidence(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lists the operations as they should be, and at their end the gradient that it went along."""
+    make = Listing.make
+
+    def false(listing: Listing, number: int | UnsetType, signer: Signer) -> None:
+        program, made = listing.program, listing.made
+        if number is UNSET or listing.names is None:
+            right = operations.named(program, listing.parameters, listing.words)
+            right[program.gradient], right[-1] = Digest(made.gradient), length_name(program, made.norm)
+            with monkeypatch.context() as patch:
+                patch.setattr(operations, "named", lambda *_: right)
+                make(listing, number, signer)
+        elif number == program.gradient:
+            listing.outputs.add(number)  # it can be fetched already
+        else:
+            make(listing, number, signer)
+
+    monkeypatch.setattr(Listing, "make", false)
+    swarm = make_swarm(method=METHODS[0], trust=EXACT, num_rounds=24, num_peers=4, learns=True)
+    swarm.make_trainer = lies(MadeUp)
+    play(swarm, BY_EVIDENCE)
+    assert proven(swarm) == "its gradient is not that of its samples (samples 0 to 1: gradient)"
+
+
+@pytest.mark.full
+def test_a_gradient_of_other_parameters_is_evidence(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stale(Trainer):
+        def _fill(self, positions: NDArray[np.int64]) -> Mean:
+            held = self._vector.clone()
+            self._vector.mul_(0.5)
+            found = super()._fill(positions)
+            self._vector.copy_(held)
+            return found
+
+    swarm = make_swarm(method=METHODS[0], trust=EXACT, num_rounds=24, num_peers=4, learns=True)
+    swarm.make_trainer = lies(Stale)
+    told = Worker._listing
+
+    def stale(worker: Worker, *given: Any) -> Listing | None:
+        found = told(worker, *given)
+        if found is not None and worker._context.node.peer == swarm.member("d").id:
+            found.parameters = found.parameters * np.float32(0.5)
+        return found
+
+    monkeypatch.setattr(Worker, "_listing", stale)
+    play(swarm, BY_EVIDENCE)
+    assert proven(swarm) == "its gradient is not that of its samples (embed.turned)"
+
+
+@pytest.mark.full
+def test_a_list_that_is_not_shown_is_judged_by_a_majority(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=EXACT, num_rounds=24, num_peers=4, learns=True)
+    swarm.make_trainer = lies(always("other text"))
+    told = Worker._lookup
+
+    def hidden(worker: Worker, peer: PeerId, wanted: Digest) -> Any:
+        is_list = any(each.listing is not None and each.listing.blob == wanted for each in worker._shown.values())
+        return None if is_list else told(worker, peer, wanted)
+
+    monkeypatch.setattr(Worker, "_lookup", hidden)
+    play(swarm, r"done again what it says it has done|refuse this key")
+    assert struck_out(swarm).startswith("it came to other")

@@ -29,8 +29,9 @@ from weft.engine.scheduling.groups import least_padded
 from weft.engine.scheduling.pages import PAGE, num_pages
 from weft.model.config import ModelConfig
 from weft.model.flat import layout
-from weft.model.layers import inverse_wavelengths, rotate
+from weft.model.layers import rotate
 from weft.model.sections import Section, whole
+from weft.model.wavelengths import inverse_wavelengths
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
     is_chunk(digest, nbytes, opening)          whether these are bytes 7168 to 8191 of a blob of so many
     are_chunks(claims)                         of many at once, in less time than one by one
     openings = open_span(blob, span)           the pieces in which some bytes lie
+    some = open_slice(blob, span)              the same as one: hashes that follow from its pieces are left out
 
 So nothing needs to be hashed a second time to be shown in parts: payloads, results and states have digests already. How
 long a blob is follows from a record or a codec, for other pieces than the last may open to other lengths, too.
@@ -13,7 +14,7 @@ What opens is worked out for all pieces at once by numpy, and so are many that a
 integers.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ from weft.ids import Digest
 from weft.ledger.tree import MAX_DEPTH, At, Hash, Range, beside, hash_of
 
 CHUNK_NBYTES = 1024
+MAX_SLICE_NBYTES = 1 << 20
 _BLOCK_NBYTES = 64
 _WORDS = 16  # of a block
 _START, _END, _PARENT, _ROOT = 1, 2, 4, 8
@@ -62,6 +64,14 @@ class Opening(wire.Record, frozen=True, kw_only=True):
     index: Annotated[int, Meta(ge=0, lt=1 << MAX_DEPTH)]  # of the piece
     piece: _Piece
     beside: Annotated[tuple[Hash, ...], Meta(max_length=MAX_DEPTH)]  # from the piece up
+
+
+class Slice(wire.Record, frozen=True, kw_only=True):
+    """Pieces of a blob that lie side by side, and what shows that they are."""
+
+    first: Annotated[int, Meta(ge=0, lt=1 << MAX_DEPTH)]  # the number of the first piece
+    data: Annotated[bytes, Meta(max_length=MAX_SLICE_NBYTES)]
+    beside: Annotated[tuple[Hash, ...], Meta(max_length=2 * MAX_DEPTH)]  # from the pieces up: left, then right
 
 
 def num_chunks(nbytes: int) -> int:
@@ -145,6 +155,84 @@ def are_chunks(claims: Iterable[Claim]) -> bool:
         (found[number].tobytes().hex() if path else wire.digest(opening.piece)) == digest
         for number, (path, (digest, _, opening)) in enumerate(zip(paths, claims, strict=True))
     )
+
+
+# --- many pieces side by side ---
+
+
+def open_slice(blob: wire.Buffer, span: range) -> Slice:
+    """Return what shows the pieces in which some bytes of a blob lie, as one.
+
+    Args:
+        span: of its bytes; at least one.
+
+    Raises:
+        IndexError: they lie beyond its end.
+    """
+    data, pieces = memoryview(blob).cast("B"), pieces_of(span)
+    num = num_chunks(len(data))
+    if not 0 <= pieces.start < pieces.stop <= num:
+        raise IndexError(f"there are no pieces {pieces.start} to {pieces.stop - 1} of a blob of {num}")
+    levels = _levels(data)
+    at: At = lambda level, number: levels[level][number].tobytes()  # noqa: E731
+    beside = tuple(
+        hash_of((number << level, min(number + 1 << level, num)), at, _parent)
+        for level, number in _beside_of(pieces, num)
+    )
+    shown = bytes(data[CHUNK_NBYTES * pieces.start : CHUNK_NBYTES * pieces.stop])
+    return Slice(first=pieces.start, data=shown, beside=beside)
+
+
+def is_slice(digest: Digest, nbytes: int, some: Slice) -> bool:
+    """Return whether the pieces are where the slice says, in the blob of `nbytes` that `digest` names."""
+    num, first, stop = num_chunks(nbytes), some.first, some.first + num_chunks(len(some.data))
+    is_whole = stop <= num and len(some.data) == min(CHUNK_NBYTES * stop, nbytes) - CHUNK_NBYTES * first
+    if not is_whole or len(some.beside) != len(list(_beside_of(range(first, stop), num))):
+        return False
+    if num == 1:
+        return wire.digest(some.data) == digest
+    found, beside = _hashes(some.data, first), list(some.beside)
+    while num > 1:
+        if first & 1:
+            first, found = first - 1, [beside.pop(0), *found]
+        if stop & 1 and stop < num:
+            stop, found = stop + 1, [*found, beside.pop(0)]
+        flags = _PARENT | (_ROOT if num == 2 else 0)
+        found = _joined(found, flags)  # the last one of a level goes up as it is, where nothing stands beside it
+        first, stop, num = first // 2, (stop + 1) // 2, (num + 1) // 2
+    return found[0].hex() == digest
+
+
+def _beside_of(pieces: range, num: int) -> Iterator[tuple[int, int]]:
+    """Yield level and number of what stands beside some pieces of `num`, and does not follow from them."""
+    first, stop, level = pieces.start, pieces.stop, 0
+    while num > 1:
+        if first & 1:
+            yield level, first - 1
+        if stop & 1 and stop < num:
+            yield level, stop
+        first, stop, num, level = first // 2, (stop + 1) // 2, (num + 1) // 2, level + 1
+
+
+def _hashes(data: bytes, first: int) -> list[bytes]:
+    """Return the hashes of pieces that lie side by side."""
+    whole = len(data) // CHUNK_NBYTES
+    if whole < _MANY:
+        return [
+            _piece(data[at : at + CHUNK_NBYTES], first + at // CHUNK_NBYTES) for at in range(0, len(data), CHUNK_NBYTES)
+        ]
+    found = _hashed(data[: CHUNK_NBYTES * whole], np.arange(first, first + whole, dtype=np.uint64))
+    rest = data[CHUNK_NBYTES * whole :]
+    return [each.tobytes() for each in found] + ([_piece(rest, first + whole)] if rest else [])
+
+
+def _joined(nodes: list[bytes], flags: int) -> list[bytes]:
+    """Return the hashes above pairs of hashes, and the last one where it has none beside it."""
+    pairs, rest = len(nodes) // 2, nodes[len(nodes) // 2 * 2 :]
+    if pairs < _MANY:
+        return [_parent(nodes[2 * at], nodes[2 * at + 1], flags & _ROOT) for at in range(pairs)] + rest
+    words = np.frombuffer(b"".join(nodes[: 2 * pairs]), "<u4").reshape(pairs, 2, 8)
+    return [each.tobytes() for each in _parents(words[:, 0], words[:, 1], flags)] + rest
 
 
 def _ranges(nbytes: int, opening: Opening) -> list[Range] | None:

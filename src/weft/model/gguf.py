@@ -32,7 +32,7 @@ from weft import reading
 from weft.errors import ConfigError
 from weft.model.config import ModelConfig, num_parameters
 from weft.model.families import HfTensor, family_of, hf_tensors
-from weft.model.layers import inverse_wavelengths
+from weft.model.wavelengths import inverse_wavelengths
 from weft.model.weights import FileDtype, not_exported
 
 _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}

@@ -16,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from weft.model.adapter import Noise, adapt
 from weft.model.config import ModelConfig
-from weft.model.layers import Block, KVCache, RMSNorm, inverse_wavelengths, rotation, rotation_at, together
+from weft.model.layers import Block, KVCache, RMSNorm, rotation, rotation_at, together
 from weft.model.sections import Section, whole
+from weft.model.wavelengths import inverse_wavelengths
 
 
 class SectionModule(nn.Module):

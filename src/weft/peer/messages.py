@@ -218,6 +218,25 @@ class AuditOpened(Record, frozen=True, kw_only=True, tag="AuditOpened"):
     made: Signed | UnsetType = UNSET  # a MadeStep: of one step in exact numbers; its gradient can be fetched, too
 
 
+class OperationsRequest(Record, frozen=True, kw_only=True, tag="OperationsRequest"):
+    """A call of who was opened what a step came to, and has come to something else: show me what it was made of."""
+
+    work: HexDigest
+    ticket: Signed  # as in its AuditRequest
+    number: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | UnsetType = UNSET  # of an operation; unset: list them all
+
+
+class OperationsAnswer(Record, frozen=True, kw_only=True, tag="OperationsAnswer"):
+    """What was asked for can be fetched for a while: the list of all operations; or the list of the chunks of what one
+    came to, which is in that, and the chunks."""
+
+    is_ready: bool
+    is_under_way: bool = False  # ask again
+    reason: Reason = ""  # why it is not ready
+    made: Signed | UnsetType = UNSET  # a MadeStep that has the root over the list
+    listed: HexDigest | UnsetType = UNSET  # 32 bytes for each operation
+
+
 class SealNote(Record, frozen=True, kw_only=True, tag="SealNote"):
     """A note to all of an auditor, or of the worker that it audits: a signed Sealed."""
 

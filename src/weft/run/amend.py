@@ -35,8 +35,9 @@ from weft.sync.method.choices import ApplyConfig, Choices, InnerConfig, MuonConf
 from weft.sync.method.presets import spell_out
 from weft.sync.method.schedule import ScheduleConfig
 from weft.sync.records.acts import Amend, BatchSize, Every, SeqLen, TotalTokens
-from weft.sync.records.charter import AuditTerms, Charter, ExactTerms, Settings
+from weft.sync.records.charter import AuditTerms, Charter, ExactTerms, GradientTerms, Settings
 from weft.sync.records.messages import MAX_GROUP
+from weft.wire import digest_of
 
 
 def first_charter(run: Genesis) -> Charter:
@@ -72,7 +73,23 @@ def _exact(run: Genesis, trust: AuditedTrust) -> ExactTerms | msgspec.UnsetType:
         return msgspec.UNSET
     optimizer = run.train.optimizer
     assert not isinstance(optimizer, MuonConfig), "it is refused with exact numbers"
-    return ExactTerms(optimizer=optimizer, clip=run.train.clip, num_decayed=run.vector.num_decayed)
+    return ExactTerms(
+        optimizer=optimizer,
+        clip=run.train.clip,
+        num_decayed=run.vector.num_decayed,
+        gradient=_gradient(run, trust.micro_batch),
+    )
+
+
+def _gradient(run: RunConfig, micro_batch: int) -> GradientTerms | msgspec.UnsetType:
+    if run.data.has_rows or run.method.proximal:
+        return msgspec.UNSET  # tokens that see their own text alone, or a pull to what the parameters were
+    return GradientTerms(
+        model=run.model,
+        micro_batch=min(micro_batch or run.train.batch_size, run.train.batch_size),
+        seed=run.seed,
+        data=digest_of(run.data),
+    )
 
 
 @lru_cache(maxsize=64)

@@ -16,23 +16,24 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 from msgspec import UNSET
 from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.clock import Clock
 from weft.data.batch import Batches
-from weft.data.rows import Batch
+from weft.data.rows import Batch, written
 from weft.data.tokenizer import Tokenizer
 from weft.errors import NotFinite
 from weft.events import Emit, StepDone
-from weft.ids import Step
+from weft.ids import Digest, Step
 from weft.inference.sample import Sampling
 from weft.run.config import Genesis, RunConfig
 from weft.sync.method.schedule import lr
 from weft.training.learner import Measured, Work, nothing
 from weft.training.preference import Sums, mean_of
+from weft.wire import Buffer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +100,19 @@ class Stepper(ABC):
         if run.train.seq_len != self._batches.seq_len:
             self._batches = self._batches.resized(run.train.seq_len)
         self._run = run
+
+    def words(self, positions: NDArray[np.int64], seq_len: int) -> Int64[Tensor, "batch words"]:
+        """Return the words of the run's samples at `positions`, each with the one after it.
+
+        Raises:
+            DataError: as `Batches.at`.
+        """
+        batches = self._batches if seq_len == self._batches.seq_len else self._batches.resized(seq_len)
+        return written(batches.at(positions))
+
+    def shard(self, digest: Digest) -> Buffer | None:
+        """As `Batches.shard`."""
+        return self._batches.shard(digest)
 
     @property
     def has_ended(self) -> bool:

@@ -26,7 +26,7 @@ from torch import Tensor
 from weft import rng
 from weft.clock import Clock
 from weft.data.batch import Batches
-from weft.data.rows import blank
+from weft.data.rows import Batch, blank
 from weft.errors import CheckpointError
 from weft.events import Emit, MicroBatchChanged, Notice, WarmedUp
 from weft.inference.sample import Sampling, generate
@@ -110,6 +110,7 @@ class Trainer(Stepper):
         self.has_started = False
         # Told before each step along which gradient it goes, until that is shortened, and how long it is.
         self.on_gradient: Callable[[Tensor, float], None] = lambda _gradient, _norm: None
+        self.on_batch: Callable[[Batch], None] = lambda _batch: None  # told of which samples, before that
 
     def start(self, vector: Float32[Tensor, " num"]) -> None:
         """Choose the device and take `vector`, the outer parameters on the CPU, as the local ones.
@@ -320,14 +321,15 @@ class Trainer(Stepper):
             held = self._center  # on a CPU the outer parameters themselves, which are written to later
             center = held if held is None or self.device.is_cpu else held.clone()
         run, batches, emit = self._run, self._batches, self._emit
-        on_step, on_gradient = self.on_step, self.on_gradient
+        on_step, on_gradient, on_batch = self.on_step, self.on_gradient, self.on_batch
         self._emit, self.on_step = (lambda _event: None), (lambda _num: None)
         self.on_gradient = lambda _gradient, _norm: None
+        self.on_batch = lambda _batch: None
         try:
             yield
         finally:
             self._run, self._batches, self._emit = run, batches, emit
-            self.on_step, self.on_gradient = on_step, on_gradient
+            self.on_step, self.on_gradient, self.on_batch = on_step, on_gradient, on_batch
             self.set_local(local)
             self.load_private_state(state)
             self._center = center
@@ -335,7 +337,9 @@ class Trainer(Stepper):
     # --- steps ---
 
     def _fill(self, positions: NDArray[np.int64]) -> Mean:
-        loss, norm = self._backward.fill(self._batches.at(positions), self._words(positions))
+        batch = self._batches.at(positions)
+        self.on_batch(batch)
+        loss, norm = self._backward.fill(batch, self._words(positions))
         return Mean(loss=loss, norm=norm, num_samples=len(positions))
 
     def _words(self, positions: NDArray[np.int64]) -> list[int]:

@@ -3,10 +3,23 @@
 import numpy as np
 import pytest
 from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from weft.ids import Digest
-from weft.ledger.opening import CHUNK_NBYTES, Claim, Opening, are_chunks, is_chunk, num_chunks, open_chunk, open_span
+from weft.ledger.opening import (
+    CHUNK_NBYTES,
+    Claim,
+    Opening,
+    are_chunks,
+    is_chunk,
+    is_slice,
+    num_chunks,
+    open_chunk,
+    open_slice,
+    open_span,
+)
 
 SIZES = [0, 1, 63, 64, 65, 1023, 1024, 1025, 2047, 2048, 2049, 3072, 4096, 5000, 7168, 16_384, 31_745, 70_000]
 
@@ -137,3 +150,47 @@ def test_a_span_is_shown_by_the_pieces_in_which_it_lies(start: int, stop: int) -
 def test_no_span_lies_beyond_the_end() -> None:
     with pytest.raises(IndexError):
         open_span(blob(5000)[0], range(5119, 5121))
+
+
+# --- pieces side by side ---
+
+
+@pytest.mark.parametrize("nbytes", [1, 1024, 1025, 3072, 5000, 7168, 16_384, 31_745])
+def test_every_slice_opens_against_the_librarys_digest(nbytes: int) -> None:
+    data, digest = blob(nbytes)
+    num = num_chunks(nbytes)
+    for first in range(num):
+        for last in {first, min(first + 4, num - 1), num - 1}:
+            span = range(1024 * first, min(1024 * last + 5, nbytes))
+            some = open_slice(data, span)
+            assert some.data == data[1024 * first : 1024 * (last + 1)]
+            assert is_slice(digest, nbytes, some)
+            assert len(some.beside) <= 2 * num.bit_length()
+    for span in (range(1024 * num, 1024 * num + 1), range(0)):
+        with pytest.raises(IndexError):
+            open_slice(data, span)
+
+
+@given(seed=st.integers(0, 1 << 20), nbytes=st.integers(1, 20_000))
+def test_any_change_of_a_slice_is_refused(seed: int, nbytes: int) -> None:
+    luck = np.random.default_rng(seed)
+    data, digest = blob(nbytes, seed % 7)
+    start = int(luck.integers(nbytes))
+    some = open_slice(data, range(start, int(luck.integers(start, nbytes)) + 1))
+    piece = bytearray(some.data)
+    piece[int(luck.integers(len(piece)))] ^= 1 << int(luck.integers(8))
+    false = [
+        replace(some, data=bytes(piece)),
+        replace(some, data=some.data[:-1]),
+        replace(some, data=some.data + b"\0"),
+        replace(some, first=some.first + 1),
+        replace(some, beside=(*some.beside, bytes(32))),
+    ]
+    if some.beside:
+        at = int(luck.integers(len(some.beside)))
+        other = bytes([some.beside[at][0] ^ 1, *some.beside[at][1:]])
+        false.append(replace(some, beside=(*some.beside[:at], other, *some.beside[at + 1 :])))
+        false.append(replace(some, beside=some.beside[:-1]))
+    assert is_slice(digest, nbytes, some)
+    assert not any(is_slice(digest, nbytes, each) for each in false)
+    assert not is_slice(blob(nbytes, 8)[1], nbytes, some)

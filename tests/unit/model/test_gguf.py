@@ -21,7 +21,7 @@ from weft.model.config import Llama3Scaling, ModelConfig
 from weft.model.flat import assemble, layout
 from weft.model.gguf import _CUTS, _LLAMA3, _QWEN2, Words, _cut_of, write_gguf
 from weft.model.initial import initial_vector
-from weft.model.layers import inverse_wavelengths
+from weft.model.wavelengths import inverse_wavelengths
 
 gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
 pytestmark = pytest.mark.full

@@ -12,12 +12,14 @@ from unit.peer.tiny import run_config
 from weft.config import from_tree
 from weft.errors import ConfigError
 from weft.run.amend import first_charter
-from weft.run.config import RunFile, SyncConfig
+from weft.run.config import RunConfig, RunFile, SyncConfig
 from weft.run.machine import PeerConfig
 from weft.run.trust import AuditedTrust, RecordedTrust
 from weft.sync.method.choices import MuonConfig
-from weft.sync.records.charter import AuditTerms, ExactTerms
+from weft.sync.method.presets import FedAvgConfig
+from weft.sync.records.charter import AuditTerms, ExactTerms, GradientTerms
 from weft.training.device import Device, as_audited, check_fits, choose
+from weft.wire import digest_of
 
 AUDITED = {"trust": {"type": "audited"}}
 
@@ -125,9 +127,25 @@ def test_a_charter_says_what_steps_in_exact_numbers_are_computed_by() -> None:
     run = msgspec.structs.replace(run_config(), trust=AuditedTrust(numerics="exact"))
     audits = first_charter(run).audits
     assert audits
+    gradient = GradientTerms(model=run.model, micro_batch=4, seed=run.seed, data=digest_of(run.data))
     assert audits.exact == ExactTerms(
-        optimizer=run.train.optimizer, clip=run.train.clip, num_decayed=run.vector.num_decayed
+        optimizer=run.train.optimizer, clip=run.train.clip, num_decayed=run.vector.num_decayed, gradient=gradient
     )
+
+
+def test_a_charter_says_of_which_samples_gradients_are_where_that_can_be_shown() -> None:
+    def terms(run: RunConfig, micro_batch: int = 0) -> GradientTerms | msgspec.UnsetType:
+        trust = AuditedTrust(numerics="exact", micro_batch=micro_batch)
+        audits = first_charter(msgspec.structs.replace(run, trust=trust)).audits
+        assert audits
+        assert audits.exact
+        return audits.exact.gradient
+
+    for micro_batch, found in ((0, 4), (3, 3), (9, 4)):
+        told = terms(run_config(), micro_batch)
+        assert told
+        assert told.micro_batch == found
+    assert terms(run_config(FedAvgConfig(every=2, proximal=0.1))) is msgspec.UNSET
 
 
 # --- a machine's settings ---

@@ -47,14 +47,16 @@ from weft.peer.audit.looking import (
     is_equal,
     step,
 )
+from weft.peer.audit.operations import Doubted, Gradients
 from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Found, Patience
 from weft.peer.audit.proving import of_step, shown_state
 from weft.peer.audit.sealing import Sealing
-from weft.peer.audit.steps import LOCAL, Away, distance, farthest, lean, repeat, why_unlike
+from weft.peer.audit.steps import LOCAL, Away, distance, farthest, lean, repeat, why_unlike, words_of
 from weft.peer.context import Context
 from weft.peer.messages import AuditAnswer, AuditOpened, AuditRequest, AuditSealed, NamedState
 from weft.peer.round.driver import RoundDriver
 from weft.peer.state.replica import Replica
+from weft.run.config import RunConfig
 from weft.run.trust import AuditedTrust
 from weft.store.chunks import state_index
 from weft.sync.records import quarantine
@@ -65,6 +67,7 @@ from weft.sync.records.work import Link, MadeStep, Work, link, link_from, num_li
 from weft.tasks import Tasks, to_the_end
 from weft.training.trainer import Trainer
 from weft.verify.draw import drawn
+from weft.verify.evidence.records import ShownState
 from weft.verify.evidence.steps import GRADIENT
 from weft.wire import Signed, claimed, digest_of, unseal
 
@@ -283,7 +286,9 @@ class Auditor:
         await checks.payload(audit, answer, last, heads[-1], outer)
         if head is not heads[-1]:
             outer = await checks.outer(audit, head)
-        state = await checks.pulled(audit, await checks.index(audit, answer.before, link.before, work))
+        state = await checks.pulled(
+            PeerId(audit.work.peer), await checks.index(audit, answer.before, link.before, work)
+        )
         return state, await self._repeated(audit, state, outer, head)
 
     async def _repeated(self, audit: Audit, state: dict[str, Tensor], outer: Tensor, head: Head) -> dict[str, Tensor]:
@@ -317,7 +322,7 @@ class Auditor:
         own, index, before, mine = shown.own, shown.theirs, shown.before, shown.mine
         assert own is not None
         assert index is not None
-        theirs = await self._checks.pulled(audit, index)
+        theirs = await self._checks.pulled(PeerId(audit.work.peer), index)
         unequal = [each for each in mine if index.vector(each).chunks != own.vector(each).chunks]
         apart = await serve(lambda: {each: distance(before[each], mine[each], theirs[each]) for each in unequal})
         why = why_unlike(trust.numerics, audit.link.num_steps, apart, is_new=audit.is_new)
@@ -340,13 +345,35 @@ class Auditor:
             return None
         try:
             made = unseal(opened.made, MadeStep, verify)
-            index = await self._checks.listed(audit, Digest(made.gradient))
+            index = await self._checks.listed(PeerId(audit.work.peer), Digest(made.gradient))
             if index.shape != {GRADIENT: self._checks.shape[LOCAL]}:
                 return None
-            slope = (await self._checks.pulled(audit, index))[GRADIENT]
-            before = shown_state(named, await self._checks.listed(audit, Digest(named.state)))
+            slope = (await self._checks.pulled(PeerId(audit.work.peer), index))[GRADIENT]
+            before = shown_state(named, await self._checks.listed(PeerId(audit.work.peer), Digest(named.state)))
         except (Differs, NotShown, PeerError, NetError, Refused):
             return None  # who shows nothing is judged by a majority
         letters, states = (letter, opened.made), (before, shown_state(opened.after, looked.theirs))
         vectors = (looked.before, theirs)
-        return await self._context.compute.serve(lambda: of_step(letters, head, states, vectors, slope))
+        found = await self._context.compute.serve(lambda: of_step(letters, head, states, vectors, slope))
+        return found or await self._proof_of_gradient(audit, letter, made, head, before, looked.before[LOCAL])
+
+    async def _proof_of_gradient(
+        self, audit: Audit, letter: Signed, made: MadeStep, head: Head, before: ShownState, parameters: Tensor
+    ) -> Warrant | None:
+        """Return what shows that a gradient is not that of its samples, if it is not.
+
+        Args:
+            letter: the work; made: what its worker signed of the step.
+            before: the state before the step, and its `parameters`.
+        """
+        run, segment = self._replica.run, audit.work.segments[audit.link.segment]
+        assert isinstance(run, RunConfig)
+        try:
+            words = await self._context.compute.train(
+                lambda: words_of(self._trainer, run, head, segment, audit.link.first)
+            )
+        except DataError:
+            return None
+        doubted = Doubted(letter, audit.ticket, audit.name, made, head, before, parameters, words)
+        gradients = Gradients(self._context, self._trainer, run.data, self._checks.listed, self._checks.pulled)
+        return await gradients.proof(doubted, self._patience())

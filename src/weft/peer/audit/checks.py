@@ -158,7 +158,7 @@ class Checks:
     async def _moved(self, audit: Audit, ended: StateIndex, head: Head, after: Head) -> tuple[str, ...]:
         """Return the digests of what a segment's last parameters are after the next round: as far from the outer ones
         as before."""
-        local = (await self.pulled(audit, ended, {LOCAL}))[LOCAL]
+        local = (await self.pulled(PeerId(audit.work.peer), ended, {LOCAL}))[LOCAL]
         outer, moved = await self.outer(audit, head), await self.outer(audit, after)
         delta = method_at(self._replica.run, head).delta
 
@@ -203,12 +203,12 @@ class Checks:
     async def payload(self, audit: Audit, answer: AuditAnswer, last: StateIndex, head: Head, outer: Tensor) -> None:
         """Check that the payload was made of the last state."""
         work, error = audit.work, None
-        local = (await self.pulled(audit, last, {LOCAL}))[LOCAL]
+        local = (await self.pulled(PeerId(audit.work.peer), last, {LOCAL}))[LOCAL]
         if work.error is not None:
-            index = await self.listed(audit, Digest(work.error))
+            index = await self.listed(PeerId(audit.work.peer), Digest(work.error))
             if index.shape.keys() != {ERROR} or index.shape[ERROR] > 2 * outer.numel():
                 raise Differs("what its codec had left before is no such thing")
-            error = (await self.pulled(audit, index))[ERROR]
+            error = (await self.pulled(PeerId(audit.work.peer), index))[ERROR]
         try:
             parts, left = await self._context.compute.serve(lambda: self._encoded(work, head, outer, local, error))
         except (NotFinite, RuntimeError, ValueError) as failure:  # of its numbers, or of how many there are
@@ -234,20 +234,21 @@ class Checks:
             raise NotShown("it does not show a state that it has named")
         if not is_named(Digest(work.trace), work.segments, self.trace_every, number, named):
             raise NotShown("it shows a state that it has not named")
-        index = await self.listed(audit, Digest(named.state))
+        index = await self.listed(PeerId(audit.work.peer), Digest(named.state))
         if index.shape != self.shape:
             raise Differs("what it has named is no state of this model")
         return index
 
-    async def listed(self, audit: Audit, name: Digest) -> StateIndex:
-        data = await self._context.node.fetch_small(PeerId(audit.work.peer), name, MAX_INDEX_NBYTES)
+    async def listed(self, peer: PeerId, name: Digest) -> StateIndex:
+        """Return what a peer has named by a digest."""
+        data = await self._context.node.fetch_small(peer, name, MAX_INDEX_NBYTES)
         try:
             return decode(data, StateIndex, max_nbytes=MAX_INDEX_NBYTES)  # type: ignore[no-any-return]
         except WireError as error:
             raise Differs(f"what it has named is no state: {error}") from None
 
-    async def pulled(self, audit: Audit, index: StateIndex, names: set[str] | None = None) -> dict[str, Tensor]:
-        """Return vectors of an index, all fetched of the worker."""
+    async def pulled(self, peer: PeerId, index: StateIndex, names: set[str] | None = None) -> dict[str, Tensor]:
+        """Return vectors of an index, all fetched of one peer."""
         wanted = [each for each in index.vectors if names is None or each.name in names]
         vectors = {each.name: torch.empty(each.num) for each in wanted}
 
@@ -255,12 +256,12 @@ class Checks:
             piece = torch.frombuffer(bytearray(data), dtype=torch.float32)
             vectors[name][start : start + len(piece)] = piece
 
-        await self._client.pull(index, [PeerId(audit.work.peer)], put, names)
+        await self._client.pull(index, [peer], put, names)
         return vectors
 
     async def outer(self, audit: Audit, head: Head) -> Tensor:
         """Return the run's parameters after a manifest."""
-        return (await self.pulled(audit, StateIndex(vectors=(head.outer,))))[OUTER]
+        return (await self.pulled(PeerId(audit.work.peer), StateIndex(vectors=(head.outer,))))[OUTER]
 
     # --- evidence ---
 
@@ -279,7 +280,9 @@ class Checks:
         try:
             payload = [await self._part(audit, each, own) for each, own in zip(parts, right, strict=True)]
             named = answer.begins[0], answer.last
-            first, last = [shown_state(each, await self.listed(audit, Digest(each.state))) for each in named]
+            first, last = [
+                shown_state(each, await self.listed(PeerId(audit.work.peer), Digest(each.state))) for each in named
+            ]
         except (Differs, PeerError, NetError, Refused):
             return None
         before, after = (each.numpy() for each in vectors)

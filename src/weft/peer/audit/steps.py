@@ -4,10 +4,13 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from math import inf, isfinite
 
+import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
+from numpy.typing import NDArray
 from torch import Tensor
 
+from weft.data.rows import Batch
 from weft.errors import DataError
 from weft.ids import Digest, PeerId, Round
 from weft.peer.audit.heads import Head
@@ -43,6 +46,7 @@ def repeat(
     num_steps: int,
     on_step: Callable[[int], None] = lambda _num: None,
     on_gradient: Callable[[Tensor, float], None] = lambda _gradient, _norm: None,
+    on_batch: Callable[[Batch], None] = lambda _batch: None,
 ) -> dict[str, Tensor]:
     """Return the state after `num_steps` training steps of a segment. The trainer is as before.
 
@@ -53,7 +57,7 @@ def repeat(
         num_before: steps that the optimizer has made before the segment.
         first: steps of the segment that are made already.
         on_step: told after each how many of the segment are made, while the trainer is there.
-        on_gradient: as of the trainer.
+        on_gradient, on_batch: as of the trainer.
 
     Raises:
         DataError: the segment has no such steps.
@@ -62,12 +66,8 @@ def repeat(
     """
     if trainer.is_parked or not trainer.has_started:
         raise Away
-    leased = lease_of(head.manifest.leases, PeerId(segment.holder))
-    config = amended(run, head.charter)
-    size = config.settings.batch_size
-    positions = leased[first * size : (first + num_steps) * size]
-    if len(positions) != num_steps * size:
-        raise DataError(f"a lease of {len(leased)} samples has no {first + num_steps} training steps of {size}")
+    config, leased = amended(run, head.charter), lease_of(head.manifest.leases, PeerId(segment.holder))
+    positions = _positions(config, leased, first, num_steps)
     pace = Fraction(sum(lease.num_windows for lease in head.manifest.leases), len(leased))
     counter = torch.tensor([num_before + first], dtype=torch.int64)
     with trainer.lent():
@@ -75,9 +75,31 @@ def repeat(
         trainer.load_private_state({**state, "num_steps": counter})
         trainer.set_local(state[LOCAL])
         trainer.set_center(outer)
-        trainer.on_step, trainer.on_gradient = on_step, on_gradient
+        trainer.on_step, trainer.on_gradient, trainer.on_batch = on_step, on_gradient, on_batch
         trainer.train(positions, head.manifest.committed_tokens, pace, num_done=first)
         return {name: vector.clone() for name, vector in state_of(trainer).items()}
+
+
+def words_of(trainer: Trainer, run: Genesis, head: Head, segment: Segment, first: int) -> Int64[Tensor, "batch words"]:
+    """Return the words of the samples that a step of a segment is of.
+
+    Raises:
+        DataError: the segment has no such step, or the samples cannot be read.
+    """
+    config, leased = amended(run, head.charter), lease_of(head.manifest.leases, PeerId(segment.holder))
+    return trainer.words(_positions(config, leased, first, 1), config.settings.seq_len)
+
+
+def _positions(config: Genesis, leased: NDArray[np.int64], first: int, num_steps: int) -> NDArray[np.int64]:
+    """
+    Raises:
+        DataError: the lease has no such steps.
+    """
+    size = config.settings.batch_size
+    positions = leased[first * size : (first + num_steps) * size]
+    if len(positions) != num_steps * size:
+        raise DataError(f"a lease of {len(leased)} samples has no {first + num_steps} training steps of {size}")
+    return positions
 
 
 def method_at(run: Genesis, head: Head) -> Method:

@@ -5,6 +5,8 @@
     AuditSealed ──►   the auditor has done them, and sealed what it came to: all are told (`sealing`)
       ◄── AuditOpened                                 what this peer came to; of one step in exact numbers it signs what
                                                       that was made of
+    OperationsRequest ──►                             who has come to something else asks for the operations of that
+      ◄── OperationsAnswer                            (`operations`)
 
 Failure:
 - this machine does not come to its own states again, as a device that adds up in another order each time: an event says
@@ -19,17 +21,27 @@ from msgspec import UNSET, UnsetType
 from torch import Tensor
 
 from weft.cost.audits import MAX_SHOWN
+from weft.data.rows import Batch, written
 from weft.errors import CheckpointError, WeftError, WireError
 from weft.events import Notice
 from weft.ids import Digest, PeerId
 from weft.keys import verify
 from weft.net.messages import MAX_REASON_CHARS
 from weft.peer.audit.heads import Heads
+from weft.peer.audit.operations import Listing, listing_of
 from weft.peer.audit.sealing import Sealing
 from weft.peer.audit.steps import LOCAL, Away, repeat, state_of
 from weft.peer.audit.trace import Told, Trace
 from weft.peer.context import Context
-from weft.peer.messages import AuditAnswer, AuditOpened, AuditRequest, AuditSealed, NamedState
+from weft.peer.messages import (
+    AuditAnswer,
+    AuditOpened,
+    AuditRequest,
+    AuditSealed,
+    NamedState,
+    OperationsAnswer,
+    OperationsRequest,
+)
 from weft.peer.state.replica import Replica
 from weft.store.chunks import chunks, state_index
 from weft.sync.merge.method import OUTER
@@ -43,7 +55,7 @@ from weft.verify.draw import Draw, drawn
 from weft.verify.evidence.steps import GRADIENT
 from weft.verify.seals import Sealed
 from weft.verify.suspicion import TIMES
-from weft.wire import Buffer, Signed, digest_of, encode, seal, unseal
+from weft.wire import Buffer, Signed, claimed, digest_of, encode, seal, unseal
 
 MAX_FAILED = 64
 MAX_WAITING = 8  # audits that wait for this machine to make the steps again
@@ -79,6 +91,7 @@ class _Shown:
     after: NamedState
     made: Signed | UnsetType
     blobs: dict[Digest, Buffer] = field(repr=False)
+    listing: Listing | None = None
     used_at: float = 0.0
     is_opened: bool = False
 
@@ -93,12 +106,14 @@ class _Passed:
 
     Args:
         gradient: of the step, if it is one, and its `norm`.
+        words: of its samples.
     """
 
     before: dict[str, Tensor]
     after: dict[str, Tensor]
     gradient: Tensor | None
     norm: float
+    words: Tensor | None
 
 
 class Worker:
@@ -128,6 +143,7 @@ class Worker:
         context.node.serve_blobs(self._lookup, is_patient=True)
         context.node.serve(AuditRequest, self._on_request)
         context.node.serve(AuditSealed, self._on_sealed)
+        context.node.serve(OperationsRequest, self._on_operations)
 
     async def _on_request(self, peer: PeerId, request: AuditRequest) -> AuditAnswer:
         found = self._shown_to(peer, request.work, request.ticket)
@@ -142,6 +158,28 @@ class Worker:
         self._sealing.pass_on(request.letter)
         found.is_opened = True
         return AuditOpened(after=found.after, made=found.made)
+
+    async def _on_operations(self, peer: PeerId, request: OperationsRequest) -> OperationsAnswer:
+        found = self._shown_to(peer, request.work, request.ticket)
+        if isinstance(found, str) or not found.is_opened:
+            reason = found if isinstance(found, str) else "what it came to is opened first"
+            return OperationsAnswer(is_ready=False, is_under_way=True, reason=reason)
+        if (listing := found.listing) is None:
+            return OperationsAnswer(is_ready=False, reason="the operations of that step cannot be told apart")
+        if (answer := listing.answer(request.number)) is not None:
+            return answer
+        if not listing.is_at_it:
+            listing.is_at_it = True
+            self._tasks.spawn(self._list(listing, request.number))
+        return OperationsAnswer(is_ready=False, is_under_way=True, reason="it is at these operations")
+
+    async def _list(self, listing: Listing, number: int | UnsetType) -> None:
+        identity = self._context.identity
+        try:
+            async with self._context.learner_lock:
+                await to_the_end(self._context.compute.train(lambda: listing.make(number, identity)))
+        finally:
+            listing.is_at_it = False
 
     def _is_sealed(self, peer: PeerId, request: AuditSealed, found: _Shown) -> bool:
         """Return whether an auditor has sealed what it came to by these very steps."""
@@ -297,7 +335,8 @@ class Worker:
             followed=followed,
         )
         after = told.named(blobs.show(passed.after), link.before + 1)
-        return _Shown(answer, after, self._signed(told, link, passed, blobs), blobs.held)
+        made = self._signed(told, link, passed, blobs)
+        return _Shown(answer, after, made, blobs.held, self._listing(told, link, passed, made, blobs))
 
     def _signed(self, told: Told, link: Link, passed: "_Passed", blobs: Blobs) -> Signed | UnsetType:
         """Return what this peer signs of a step, whose gradient can be fetched from then on; unset: it is none such."""
@@ -308,6 +347,15 @@ class Worker:
         made = MadeStep(run=run, work=work, before=link.before, gradient=gradient, norm=passed.norm)
         return seal(self._context.identity, made)
 
+    def _listing(
+        self, told: Told, link: Link, passed: "_Passed", made: Signed | UnsetType, blobs: Blobs
+    ) -> Listing | None:
+        """Return what this peer may be asked of the operations of a step; None: nothing."""
+        head = self._heads.known(Digest(told.pieces[link.segment].segment.head))
+        if made is UNSET or passed.words is None or head is None:
+            return None
+        return listing_of(head.charter, passed.before[LOCAL], passed.words, claimed(made, MadeStep), blobs.held)
+
     def _passed(self, told: Told, number: int, first: int, stop: int) -> "_Passed":
         """Return the states after `first` and after `stop` steps of a segment, and the last gradient."""
         piece = told.pieces[number]
@@ -315,7 +363,7 @@ class Worker:
         if head is None:
             raise CheckpointError("the round that its segment began at is no longer known here.")
         outer, (made, kept) = piece.outer(self._trace.folder), piece.nearest(self._trace.folder, first)
-        states, slopes = {made: kept}, list[tuple[Tensor, float]]()
+        states, slopes, words = {made: kept}, list[tuple[Tensor, float]](), list[Tensor]()
         num_made, audits = made, self._replica.charter.audits
         is_signed = first + 1 == stop and audits is not UNSET and audits.exact is not UNSET
 
@@ -329,11 +377,15 @@ class Worker:
             if is_signed and num_made == first:
                 slopes.append((gradient.clone(), norm))
 
+        def look(batch: Batch) -> None:
+            if is_signed and num_made == first:
+                words.append(written(batch))
+
         run, before = self._replica.run, piece.num_before
         if stop > made:
-            repeat(self._trainer, run, head, piece.segment, kept, outer, before, made, stop - made, note, take)
+            repeat(self._trainer, run, head, piece.segment, kept, outer, before, made, stop - made, note, take, look)
         gradient, norm = slopes[-1] if slopes else (None, 0.0)
-        return _Passed(states[first], states[stop], gradient, norm)
+        return _Passed(states[first], states[stop], gradient, norm, words[-1] if words else None)
 
     def sweep(self) -> None:
         """Let go of what nobody can ask for any more."""

@@ -11,6 +11,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, UnsetType
 
 from weft.ids import PeerId, Round, RunId
+from weft.model.config import ModelConfig
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer
 from weft.sync.method.choices import AdamWConfig, Choices, InnerSgdConfig
@@ -103,12 +104,22 @@ class Rewound(Record, frozen=True, kw_only=True):
     to: Annotated[Round, Meta(ge=0, le=1 << 53)]
 
 
+class GradientTerms(Record, frozen=True, kw_only=True):
+    """What the gradient of a training step is made of, beside the settings."""
+
+    model: ModelConfig
+    micro_batch: Annotated[int, Meta(ge=1, le=MAX_TOKENS_PER_STEP)]  # samples that are computed at a time
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]  # by which samples are shuffled
+    data: HexDigest  # the run's index of shards
+
+
 class ExactTerms(Record, frozen=True, kw_only=True):
     """What training steps are computed by, beside the settings, where others may compute one number of them again."""
 
     optimizer: AdamWConfig | InnerSgdConfig
     clip: Annotated[float, Meta(gt=0)]  # of the gradient's length
     num_decayed: Annotated[int, Meta(ge=0, le=MAX_NUM)]  # parameters, the first so many, that take weight decay
+    gradient: GradientTerms | UnsetType = UNSET  # unset: a majority judges of which samples a gradient is
 
 
 class AuditTerms(Record, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from weft.ids import Digest, Tokens
 from weft.ledger.tree import Path, is_leaf
@@ -68,6 +68,8 @@ class MadeStep(Record, frozen=True, kw_only=True):
     before: _Count  # the number of the state that the step begins with
     gradient: HexDigest  # the index of one vector: the mean over the batch, pulled to the center, and not shortened
     norm: Annotated[float, Meta(ge=0)]  # its length
+    # The root over the indices of what each operation came to (`weft.verify.evidence.program`); unset: not said yet.
+    operations: HexDigest | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

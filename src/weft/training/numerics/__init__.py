@@ -33,5 +33,8 @@ them, micro-batches one after the other.
     grids         these numbers          functions   the parts of a decoder, with gradients
     decoder       its loss               arithmetic  exact or as fast as may be, as a run says
 
+The same step is written down once more, operation by operation and by numpy, in `weft.verify.evidence.program`: for who
+is shown one number of it. What changes here changes there.
+
 What it does not know: GPUs, adapters, pairs of answers, Muon. Held-out losses are computed as fast as may be.
 """

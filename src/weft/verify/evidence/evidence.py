@@ -19,11 +19,14 @@ from weft.sync.records.acts import MAX_CONTRADICTION_NBYTES
 from weft.sync.records.messages import RoundNote
 from weft.sync.records.work import MadeStep, Work
 from weft.verify.evidence.merges import check_merge
+from weft.verify.evidence.operations import check_list, check_operation
 from weft.verify.evidence.records import (
     AnyFalse,
     FalseClaim,
+    FalseList,
     FalseMerge,
     FalseMove,
+    FalseOperation,
     FalsePayload,
     FalseStart,
     FalseStep,
@@ -85,11 +88,11 @@ def _read(letters: Sequence[Signed], false: AnyFalse, verify: Verify) -> Lie:
         case FalseStart():
             (work,) = _signed(letters, (Work,), verify)
             what = check_start(work, None, false)
-        case FalseStep():
+        case FalseStep() | FalseList() | FalseOperation():
             work, made = _signed(letters, (Work, MadeStep), verify)
             if (made.work, made.run) != (digest_of(letters[0]), work.run):
                 raise Unproven("the training step is of another work")
-            what = check_step(work, made, false)
+            what = _of_step(work, made, false)
         case FalseClaim():
             (work,) = _signed(letters, (Work,), verify)
             what = check_claim(work, false)
@@ -104,6 +107,16 @@ def _read(letters: Sequence[Signed], false: AnyFalse, verify: Verify) -> Lie:
     if work.peer != letters[0].signer:
         raise Unproven("the work is another's")
     return Lie(work.peer, work.run, work.branch, work.round, what, work=digest_of(letters[0]))
+
+
+def _of_step(work: Work, made: MadeStep, false: FalseStep | FalseList | FalseOperation) -> str:
+    match false:
+        case FalseStep():
+            return check_step(work, made, false)
+        case FalseList():
+            return check_list(work, made, false)
+        case FalseOperation():
+            return check_operation(work, made, false)
 
 
 def _signed(letters: Sequence[Signed], kinds: tuple[type[Any], ...], verify: Verify) -> list[Any]:

@@ -7,14 +7,18 @@
     Work               FalsePayload    a block of its payload is not what its states came to
     RoundNote          FalseMerge      a block of what it has merged is not the mean of what was brought
     Work, MadeStep     FalseStep       numbers after a training step are not what the optimizer makes of those before
+    Work, MadeStep     FalseList       what it lists of the operations of a step contradicts the step, or itself
+    Work, MadeStep     FalseOperation  a number of one of them is not what it is made of
 
 Nothing of it needs signatures but the letters': all else is named in these by its digest, or in what they name.
 """
 
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
+from weft.data.store import DataIndex
+from weft.ledger.opening import Slice
 from weft.ledger.tree import Path
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexDigest
@@ -27,6 +31,8 @@ from weft.verify.evidence.shown import Window
 from weft.wire import Record
 
 MAX_VECTORS = 4  # of a state: parameters, and what an optimizer keeps
+MAX_OPERANDS = 1 << 16  # of an operation: the gradient is the sum of all tensors'
+MAX_READ = 1 << 12  # slices
 
 _Index = Annotated[bytes, Meta(max_length=MAX_CONTRADICTION_NBYTES)]  # a StateIndex, canonical
 _Part = Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]
@@ -104,4 +110,29 @@ class FalseStep(Falsehood, frozen=True, kw_only=True):
     slope: Window  # of the gradient
 
 
-AnyFalse = FalseClaim | FalseStart | FalseMove | FalsePayload | FalseMerge | FalseStep
+class ShownOutput(Record, frozen=True, kw_only=True):
+    """What an operation came to: the list of its chunks, and its place among all operations."""
+
+    index: _Index
+    path: Path
+
+
+class FalseList(Falsehood, frozen=True, kw_only=True):
+    ground: Ground  # of the segment
+    leaf: HexDigest  # of an operation
+    path: Path
+    index: _Index | UnsetType = UNSET  # what the leaf names, where it is that which is false
+
+
+class FalseOperation(Falsehood, frozen=True, kw_only=True):
+    ground: Ground  # of the segment
+    output: ShownOutput  # of the operation
+    at: _Number  # which number of it is false
+    has: Slice  # what it came to there
+    operands: Annotated[tuple[ShownOutput, ...], Meta(max_length=MAX_OPERANDS)]  # operations that it reads, ascending
+    read: Annotated[tuple[Slice, ...], Meta(max_length=MAX_READ)]  # of them and of the state before, as it reads
+    before: ShownState | UnsetType = UNSET  # unset: it reads no parameters
+    data: DataIndex | UnsetType = UNSET  # unset: it reads no words of the run's data
+
+
+AnyFalse = FalseClaim | FalseStart | FalseMove | FalsePayload | FalseMerge | FalseStep | FalseList | FalseOperation

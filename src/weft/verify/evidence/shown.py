@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 from weft.codec.config import MAX_BLOCK
 from weft.ids import Digest
 from weft.ledger.opening import CHUNK_NBYTES as PIECE_NBYTES
-from weft.ledger.opening import Claim, Opening, are_chunks, open_span, pieces_of
+from weft.ledger.opening import (
+    Claim,
+    Opening,
+    Slice,
+    are_chunks,
+    is_slice,
+    num_chunks,
+    open_slice,
+    open_span,
+    pieces_of,
+)
 from weft.sync.records.index import CHUNK_NBYTES, VectorIndex
 from weft.wire import Buffer, Record
 
@@ -41,6 +51,7 @@ def window(blob: Buffer, span: range) -> Window:
 class Book:
     def __init__(self) -> None:
         self._claims: list[Claim] = []
+        self._slices: list[tuple[Digest, int, Slice]] = []
 
     def read(self, digest: Digest, nbytes: int, span: range, shown: Window) -> bytes:
         """Return what a window says that some bytes of a blob are.
@@ -61,6 +72,17 @@ class Book:
             raise Unproven("a blob is shown to be shorter than it is")
         return data
 
+    def slice(self, digest: Digest, nbytes: int, span: range, shown: Slice) -> bytes:
+        """As `read`, of pieces that are shown as one."""
+        pieces = pieces_of(span)
+        if shown.first != pieces.start or num_chunks(len(shown.data)) != len(pieces):
+            raise Unproven("other pieces of a blob are shown than are asked for")
+        self._slices.append((digest, nbytes, shown))
+        data = shown.data[span.start - PIECE_NBYTES * pieces.start :][: len(span)]
+        if len(data) != len(span):
+            raise Unproven("a blob is shown to be shorter than it is")
+        return data
+
     def numbers(self, vector: VectorIndex, here: range, shown: Window) -> NDArray[np.float32]:
         """Return what a window says that some numbers of a vector are, all of one chunk.
 
@@ -76,7 +98,7 @@ class Book:
         Raises:
             Unproven: one of the pieces is not of its blob.
         """
-        if not are_chunks(self._claims):
+        if not are_chunks(self._claims) or not all(is_slice(*each) for each in self._slices):
             raise Unproven("a piece that is shown is not of its blob")
 
 
@@ -97,6 +119,16 @@ def place_of(vector: VectorIndex, here: range) -> tuple[int, range, int]:
 
 def numbers_window(vector: NDArray[np.float32], here: range) -> Window:
     """Return what shows some numbers of a vector, all of one chunk."""
+    return window(*_chunk_of(vector, here))
+
+
+def numbers_slice(vector: NDArray[np.float32], here: range) -> Slice:
+    """As `numbers_window`, as one."""
+    return open_slice(*_chunk_of(vector, here))
+
+
+def _chunk_of(vector: NDArray[np.float32], here: range) -> tuple[memoryview, range]:
+    """Return the chunk in which some numbers of a vector lie, and at which of its bytes."""
     start = 4 * here.start // CHUNK_NBYTES * (CHUNK_NBYTES // 4)
     chunk = np.ascontiguousarray(vector[start : start + CHUNK_NBYTES // 4].astype("<f4", copy=False))
-    return window(chunk.data, range(4 * (here.start - start), 4 * (here.stop - start)))
+    return chunk.data, range(4 * (here.start - start), 4 * (here.stop - start))

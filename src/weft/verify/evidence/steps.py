@@ -41,7 +41,7 @@ def check_step(work: Work, made: MadeStep, shown: FalseStep) -> str:
     Raises:
         Unproven: they are, or they may be.
     """
-    link = _link(work, made, shown.ground)
+    link = link_of(work, made, shown.ground)
     manifest, charter = stands_on(shown.ground, Digest(work.segments[link.segment].head))
     before, after = listed(work, shown.before, link.before), listed(work, shown.after, link.before + 1)
     gradient, terms = index_in(shown.gradient), _terms(charter)
@@ -85,7 +85,7 @@ def prove_step(
         states: before it and after it, and the `vectors` of both.
         gradient: the list of its chunks, and its numbers, `slope`.
     """
-    link = _link(work, made, ground)
+    link = link_of(work, made, ground)
     terms, manifest = _terms(ground.charter), ground.manifest
     old, new = vectors
     whole = range(len(slope))
@@ -177,7 +177,7 @@ def _power(base: float, exponent: int) -> float:
 # --- where a step stands ---
 
 
-def _link(work: Work, made: MadeStep, ground: Ground) -> Link:
+def link_of(work: Work, made: MadeStep, ground: Ground) -> Link:
     """
     Raises:
         Unproven: what was signed is no single step of the work.

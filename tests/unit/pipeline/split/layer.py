@@ -9,7 +9,8 @@ from torch import Tensor
 
 from unit.pipeline.split.reference import undivided
 from weft.model.config import ModelConfig
-from weft.model.layers import Block, Rotation, inverse_wavelengths, rotation
+from weft.model.layers import Block, Rotation, rotation
+from weft.model.wavelengths import inverse_wavelengths
 
 SMALL = {"vocab_size": 11, "num_layers": 2, "num_heads": 8, "num_kv_heads": 4, "width": 32, "ffn_width": 50}
 FAMILIES: dict[str, dict[str, Any]] = {
