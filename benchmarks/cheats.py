@@ -259,8 +259,8 @@ def main() -> int:
     sections = [
         (__doc__ or "").split("\n\n", 1)[1].strip(),
         f"{load_line(before)} {options.seeds} games of {NUM_PEERS} peers and {NUM_ROUNDS} rounds in each row; "
-        f"leases of 100 steps; quarantine {TRUST.quarantine}. Of who is struck out for "
-        "training steps one work is taken out again.",
+        f"leases of 100 steps; quarantine {TRUST.quarantine}. Works that "
+        "somebody is struck out for are taken out again.",
         table(HEADER, [cells(each) for each in rows]),
         "Aim: where at most half cheat, nobody honest is ever out: " + ("met." if are_safe else "**missed**."),
     ]
