@@ -248,6 +248,7 @@ def main() -> int:
     parser.add_argument("--plays", type=int, default=12, help="whole runs beside them, two or more; 0: none")
     parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="of audits")
     options, before = parser.parse_args(), load()
+    compared, agree = beside(options.plays, options.seeds) if options.plays else ([], True)
     rows = list[Row]()
     for name in WAYS:
         for rate in options.rates:
@@ -264,8 +265,7 @@ def main() -> int:
         table(HEADER, [cells(each) for each in rows]),
         "Aim: where at most half cheat, nobody honest is ever out: " + ("met." if are_safe else "**missed**."),
     ]
-    if options.plays:
-        compared, agree = beside(options.plays, options.seeds)
+    if compared:
         sections += [
             f"Whole runs of {SIM_PEERS} machines on the simulator, of which four cheat, and games of as many: means "
             "over runs, and over games.",
