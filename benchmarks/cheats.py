@@ -248,6 +248,7 @@ def main() -> int:
     parser.add_argument("--plays", type=int, default=12, help="whole runs beside them, two or more; 0: none")
     parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="of audits")
     options, before = parser.parse_args(), load()
+    compared, agree = beside(options.plays, options.seeds) if options.plays else ([], True)
     rows = list[Row]()
     for name in WAYS:
         for rate in options.rates:
@@ -259,13 +260,12 @@ def main() -> int:
     sections = [
         (__doc__ or "").split("\n\n", 1)[1].strip(),
         f"{load_line(before)} {options.seeds} games of {NUM_PEERS} peers and {NUM_ROUNDS} rounds in each row; "
-        f"leases of 100 steps; quarantine {TRUST.quarantine}. Of who is struck out for "
-        "training steps one work is taken out again.",
+        f"leases of 100 steps; quarantine {TRUST.quarantine}. Works that "
+        "somebody is struck out for are taken out again.",
         table(HEADER, [cells(each) for each in rows]),
         "Aim: where at most half cheat, nobody honest is ever out: " + ("met." if are_safe else "**missed**."),
     ]
-    if options.plays:
-        compared, agree = beside(options.plays, options.seeds)
+    if compared:
         sections += [
             f"Whole runs of {SIM_PEERS} machines on the simulator, of which four cheat, and games of as many: means "
             "over runs, and over games.",

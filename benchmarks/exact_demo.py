@@ -41,7 +41,11 @@ class Found:
 def run(numbers: str, seed: int, tokens: int, folder: Path) -> Found:
     told: dict[str, object] = {"seed": seed, **TRUSTS[numbers]}
     if tokens:
-        told |= {"train.tokens": tokens, "train.schedule.total_tokens": tokens}
+        told |= {
+            "train.tokens": tokens,
+            "train.schedule.total_tokens": tokens,
+            "train.schedule.warmup_tokens": tokens // 30,
+        }
     found = simulate(read_run_file(DEMO, told), DEMO.parent, Home(folder))
     return Found(
         numbers=numbers, seed=seed, tokens=found.committed_tokens, loss=found.loss, cpu_s=round(found.cpu_s, 1)
