@@ -10,7 +10,7 @@ members. What proves a lie may be large, and is told once to each; it is on disk
 
 On disk, each one canonical record that is replaced whole:
 
-    awaiting.bin    the letters of stewards, voters and auditors that wait
+    awaiting.bin    the letters of stewards, voters, auditors and members of stages that wait
     lies.bin        what proves that members lie, one lie of each, until a manifest has struck them out
 
 What is read is taken up as if somebody had just handed it in or told it, so nothing in the files is believed: a damaged
@@ -41,7 +41,7 @@ from weft.net.messages import MAX_REASON_CHARS
 from weft.net.node import Node
 from weft.peer.chain import Chain
 from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, HandIn, HandInAnswer, LieNote
-from weft.peer.round import verdicts
+from weft.peer.round import passages, verdicts
 from weft.store.home import RecordFile
 from weft.sync import governance
 from weft.sync.governance import Void
@@ -126,6 +126,8 @@ class PendingActs:
         self._ballots: dict[tuple[PeerId, PeerId], Signed] = {}  # by the key to be removed, and the voter
         self._verdicts: verdicts.Cast = {}
         self._on_verdict: list[Callable[[Signed, acts.Finding], None]] = []
+        self._passages: passages.Cast = {}
+        self._on_false_passage: list[Callable[[Signed], None]] = []
         self._on_lie: list[Callable[[Lie, acts.Warrant], None]] = []
         self._lies: dict[PeerId, acts.Warrant] = {}  # by who told them, of present members, oldest first
         self._aware: dict[PeerId, set[PeerId]] = {}  # of each of these, who of those linked has heard
@@ -152,7 +154,8 @@ class PendingActs:
         base = self._chain.base
         handed_in = [acts.Warrant(letters=(self._waiting[key],)) for key in sorted(self._waiting)]
         votes = [warrant for peer in base.electorate if (warrant := self._majority(peer)) is not None]
-        waiting = [*self._lies.values(), *handed_in, *votes, *verdicts.warrants(self._verdicts, base)]
+        found = [*verdicts.warrants(self._verdicts, base), *passages.warrants(self._passages, base)]
+        waiting = [*self._lies.values(), *handed_in, *votes, *found]
         return governance.in_effect(base.charter, base.body, waiting, acts.MAX_ACTS) if waiting else ()
 
     @property
@@ -173,6 +176,7 @@ class PendingActs:
         self._save_lies()
         self._drop_void()
         self._verdicts = verdicts.still(self._verdicts, self._chain.base)
+        self._passages = passages.still(self._passages, self._chain.base)
         self._save()
 
     def _bar(self) -> None:
@@ -182,9 +186,10 @@ class PendingActs:
 
     def tell_again(self, now: float) -> None:
         """Tell all that are linked what waits, if it is time."""
-        if (self._waiting or self._ballots or self._lies or self._verdicts) and now - self._told_at >= TELL_AGAIN_S:
+        letters = (*self._waiting.values(), *self._ballots.values(), *self._found())
+        if (letters or self._lies) and now - self._told_at >= TELL_AGAIN_S:
             self._told_at = now
-            for letter in (*self._waiting.values(), *self._ballots.values(), *verdicts.letters(self._verdicts)):
+            for letter in letters:
                 self._tell(ActNote(letter=letter), but=None)
             self._told_nbytes = {}
             for liar in self._lies:
@@ -198,7 +203,7 @@ class PendingActs:
             return str(void)
         if is_news:
             self._save()
-            if letter.kind != acts.Finding.__name__:
+            if letter.kind not in (acts.Finding.__name__, acts.FalsePassage.__name__):
                 self._emit(ActWaits(by=letter.signer, kind=kind_of(letter), subject=subject_of(letter)))
             self._tell(ActNote(letter=letter), but=sender)
             self._on_change()
@@ -257,15 +262,21 @@ class PendingActs:
         """
         if letter.kind == acts.Finding.__name__:
             return self._keep_verdict(letter)
+        if letter.kind == acts.FalsePassage.__name__:
+            return self._keep_false_passage(letter)
         return self._keep_ballot(letter) if letter.kind == acts.Ballot.__name__ else self._keep_act(letter)
 
     def _save(self) -> None:
         waiting = (self._waiting[key] for key in sorted(self._waiting))
         ballots = (self._ballots[key] for key in sorted(self._ballots))
         try:
-            self._awaiting.keep(Letters(letters=(*waiting, *ballots, *verdicts.letters(self._verdicts))))
+            self._awaiting.keep(Letters(letters=(*waiting, *ballots, *self._found())))
         except (DiskFull, DataError) as error:
             self._emit(Notice(text=f"letters that wait are kept only in this process's memory: {error}"))
+
+    def _found(self) -> Iterator[Signed]:
+        yield from verdicts.letters(self._verdicts)
+        yield from passages.letters(self._passages)
 
     def _save_lies(self) -> None:
         try:
@@ -319,6 +330,19 @@ class PendingActs:
         self._verdicts = cast
         for callback in self._on_verdict:
             callback(letter, claimed(letter, acts.Finding))
+        return True
+
+    def on_false_passage(self, callback: Callable[[Signed], None]) -> None:
+        """Call `callback(letter)` for each that a member tells of what another has computed."""
+        self._on_false_passage.append(callback)
+
+    def _keep_false_passage(self, letter: Signed) -> bool:
+        cast = passages.kept(self._passages, self._chain.base, letter)
+        if cast is self._passages:
+            return False
+        self._passages = cast
+        for callback in self._on_false_passage:
+            callback(letter)
         return True
 
     def _majority(self, peer: PeerId) -> acts.Warrant | None:
@@ -403,6 +427,17 @@ def told(manifest: Manifest) -> Iterator[ActEnacted]:
                 kind=STRIKE_OUT if is_lie else UNANSWERED,
                 subject=verdict.peer,
                 reason=printable(verdict.why) or DIFFERS if is_lie else NO_ANSWER,
+                changes={},
+            )
+            continue
+        if first.kind == acts.FalsePassage.__name__:
+            yield ActEnacted(
+                branch=manifest.branch,
+                round=manifest.round,
+                by=tuple(letter.signer for letter in warrant.letters),
+                kind=STRIKE_OUT,
+                subject=claimed(first, acts.FalsePassage).peer,
+                reason=printable(claimed(first, acts.FalsePassage).why) or DIFFERS,
                 changes={},
             )
             continue

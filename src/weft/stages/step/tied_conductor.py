@@ -121,6 +121,9 @@ class TiedConductor:
             last = max(self._ends.values(), default=NOTHING)
             self._reports.tell(self._previous, payload, max(last, 0), Told(NONE, NONE))
 
+    async def settling(self) -> None:
+        """Do nothing: what end stages compute ends with their own rounds."""
+
     async def settled(self, manifest: Manifest, electorate: Collection[PeerId]) -> bool:  # noqa: ARG002
         self._next = max(self._reports.brought(manifest.previous), default=self._next) + 1
         await self._snapshots.settled(self._next, digest_of(manifest))
