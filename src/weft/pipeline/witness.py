@@ -197,7 +197,7 @@ def _name(parcel: Parcel | None) -> Digest | UnsetType:
     return UNSET if parcel is None else parcel.digest
 
 
-def read_passage(signed: Signed | object, author: PeerId) -> Passage:
+def read_passage(signed: object, author: PeerId) -> Passage:
     """
     Raises:
         WireError: that peer has not signed it.

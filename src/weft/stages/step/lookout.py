@@ -10,15 +10,15 @@ else both are measured. What this peer finds to be something else it tells all m
 
 Failure:
 - nobody gives what it was made of, or this peer is paused: it says nothing.
-- a member tells of a passage with a signature that does not hold: it is dropped.
+- somebody tells of a passage with a signature that does not hold, or that it has not accepted itself: it is dropped.
 - this peer changes its parameters before it has looked: likewise. At whom another accuses it then looks more often.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from msgspec import UNSET
 
@@ -31,6 +31,7 @@ from weft.pipeline.device import Comparing, Device, Given, Step, Ways, again
 from weft.pipeline.link import Parcel, StageLink, parcel
 from weft.pipeline.messages import PassageTold
 from weft.pipeline.witness import AT_ONCE, Witness, read_passage
+from weft.pipeline.worker import Run
 from weft.run.staged import StagedConfig
 from weft.sync.records.acts import FalsePassage
 from weft.sync.records.messages import Manifest
@@ -54,8 +55,6 @@ from weft.verify.passages import (
     step,
 )
 from weft.wire import Buffer, Signed, Signer, claimed, digest_of, seal
-
-T = TypeVar("T")
 
 FETCH_S = 20.0  # for one of the things that a micro-batch was made of
 WAIT_S = 10.0  # for what is being looked at, before the round goes on
@@ -94,9 +93,7 @@ class Lookout:
         compute: does something with it when it is idle.
     """
 
-    def __init__(
-        self, place: Place, rate: float, device: SectionDevice, compute: Callable[[Callable[[], T]], Awaitable[T]]
-    ) -> None:
+    def __init__(self, place: Place, rate: float, device: SectionDevice, compute: Run) -> None:
         self._place = place
         self._device = device
         self._compute = compute
@@ -149,12 +146,13 @@ class Lookout:
 
     # --- what others say ---
 
-    async def _on_told(self, _peer: PeerId, note: PassageTold) -> None:
+    async def _on_told(self, peer: PeerId, note: PassageTold) -> None:
         try:
-            head = claimed(note.passage, Passage).head
+            passage = read_passage(note.passage, note.passage.signer)
         except WireError:
             return
-        self._feed(Told(self._remember(note.passage), Digest(head)))
+        if passage.sender == peer:  # who has accepted it; nobody else has anything to tell of it
+            self._feed(Told(self._remember(note.passage), Digest(passage.head)))
 
     def _on_letter(self, letter: Signed) -> None:
         found = claimed(letter, FalsePassage)
