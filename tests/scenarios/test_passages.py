@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,18 +12,10 @@ import pytest
 from scenarios.companies import House, Machine
 from scenarios.test_companies import crew, done, play, rounds, sealed
 from weft.codec.config import Int8Config
-from weft.events import (
-    AccuserDoubted,
-    ActEnacted,
-    Event,
-    Notice,
-    PassageAudited,
-    PassageDoubted,
-    PassageRefused,
-    StageHeld,
-)
+from weft.events import AccuserDoubted, ActEnacted, Event, Notice, PassageAudited, PassageDoubted, PassageRefused
 from weft.ids import PeerId
 from weft.pipeline.device import Given, Passed
+from weft.run.staged import StagedConfig
 from weft.run.trust import AuditedTrust
 from weft.stages.step.member import Member
 from weft.training.section import SectionTrainer
@@ -72,34 +65,53 @@ class MadeUp:
         return found if found is None or self.back is None else self.back(found, gradient)
 
 
-def cheating(on: Change | None = None, back: Change | None = None, every: int = 1) -> Callable[..., SectionTrainer]:
-    """Return what computes something else of each micro-batch, or of each `every`th."""
-
-    class Cheat(SectionTrainer):
-        num = 0
-
-        def forward(self, given: Given) -> Passed:
-            passed = super().forward(given)
-            Cheat.num += 1
-            is_honest = given.is_measured or Cheat.num % every
-            return passed if is_honest else MadeUp(passed, given, on, back)  # type: ignore[return-value]
-
-    return Cheat
+Kind = type[SectionTrainer]
 
 
-def company(
-    house: House, stage: int, make: Callable[..., SectionTrainer], num: int = 3
-) -> tuple[Machine, list[Machine]]:
-    """Start `num` members of each stage; return the last one of `stage`, which cheats, and all others."""
+class Cheat(SectionTrainer):
+    """Computes something else of each micro-batch, or of each `every`th."""
+
+    on: Change | None = None
+    back: Change | None = None
+    every = 1
+    num = 0
+
+    def forward(self, given: Given) -> Passed:
+        passed = super().forward(given)
+        self.num += 1
+        if given.is_measured or self.num % self.every:
+            return passed
+        return MadeUp(passed, given, type(self).on, type(self).back)  # type: ignore[return-value]
+
+
+def cheating(on: Change | None = None, back: Change | None = None, every: int = 1) -> Kind:
+    return type(
+        "Cheat",
+        (Cheat,),
+        {"on": staticmethod(on) if on else None, "back": staticmethod(back) if back else None, "every": every},
+    )
+
+
+def company(house: House, stage: int, kind: Kind, num: int = 3) -> list[Machine]:
+    """Start `num` members of each stage; the first that takes `stage` is of a kind of its own."""
+    taken: list[SectionTrainer] = []
+
+    def make(run: StagedConfig, *rest: Any) -> SectionTrainer:
+        if run.stage != stage or taken:
+            return SectionTrainer(run, *rest)
+        taken.append(kind(run, *rest))
+        return taken[0]
+
     names = [f"m{number}" for number in range(num * STAGES)]
-    cheat = names[STAGES * (num - 1) + stage]
-    machines = [
-        house.start(
-            name, wait_for=len(names) if name == "m0" else None, make_section=make if name == cheat else SectionTrainer
-        )
-        for name in names
-    ]
-    return next(each for each in machines if each.name == cheat), [each for each in machines if each.name != cheat]
+    return [house.start(name, wait_for=len(names) if name == "m0" else None, make_section=make) for name in names]
+
+
+def apart(machines: list[Machine], kind: Kind = Cheat) -> tuple[Machine, list[Machine]]:
+    """Return who is of a kind of its own, and all others."""
+    (found,) = (
+        machine for machine in machines if any(isinstance(each.trainer, kind) for each in machine.held.values())
+    )
+    return found, [machine for machine in machines if machine is not found]
 
 
 def seen(machines: list[Machine], kind: type[Event]) -> list[Event]:
@@ -116,23 +128,23 @@ CHEATS = {
 }
 
 
+async def until_struck_out(machines: list[Machine]) -> None:
+    while len({event.subject for event in seen(machines, ActEnacted)}) < 1:  # type: ignore[attr-defined]  # noqa: ASYNC110
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(1.0)
+
+
 @pytest.mark.parametrize("name", CHEATS)
 def test_who_passes_something_else_on_or_back_is_struck_out_by_the_others_of_its_stage(
     tmp_path: Path, name: str
 ) -> None:
-    stage, make = CHEATS[name]
-    found: list[Machine] = []
+    stage, kind = CHEATS[name]
 
     async def work(house: House) -> None:
-        cheat, others = company(house, stage, make)
-        found.append(cheat)
-        while not seen(others, ActEnacted):  # noqa: ASYNC110  # a virtual clock
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(1.0)
+        await until_struck_out(company(house, stage, kind))
 
     house = play(sealed(tmp_path, num_steps=200, trust=OFTEN), tmp_path, work)
-    cheat, others = found[0], [each for each in house.machines if each is not found[0]]
-    assert [event.stage for event in cheat.seen(StageHeld)] == [stage]  # type: ignore[attr-defined]
+    cheat, others = apart(house.machines)
     acts = {(event.kind, event.subject, event.stage) for event in seen(others, ActEnacted)}  # type: ignore[attr-defined]
     assert acts == {("strike out", cheat.id, stage)}
     assert {event.member for event in seen(others, PassageDoubted)} == {cheat.id}  # type: ignore[attr-defined]
@@ -156,81 +168,73 @@ def test_of_honest_members_nobody_is_doubted_whoever_dies_and_comes_back(tmp_pat
     assert not seen(house.machines, ActEnacted)
 
 
-async def holds(machine: Machine) -> Member:
-    """Return what a machine has of its stage, once it has."""
-    while machine.company is None or not machine.company.members:  # noqa: ASYNC110  # a virtual clock
+async def holds(machines: list[Machine], kind: Kind) -> Member:
+    """Return the part in its stage of who is of a kind of its own, once it has it."""
+    while True:
+        for machine in machines:
+            members = [] if machine.company is None else list(machine.company.members.values())
+            for member in members:
+                if isinstance(member.trainer, kind):
+                    return member
         await asyncio.sleep(0.01)
-    return next(iter(machine.company.members.values()))
 
 
 def test_who_shows_nothing_hides_nothing_for_its_neighbours_have_it_too(tmp_path: Path) -> None:
-    found: list[Machine] = []
+    kind = cheating(on=noise)
 
     async def work(house: House) -> None:
-        cheat, others = company(house, 1, cheating(on=noise))
-        found.append(cheat)
-        await holds(cheat)
-        witness = cheat.company._pipeline.witness
+        machines = company(house, 1, kind)
+        witness = (await holds(machines, kind))._pipeline.witness
         assert witness is not None
         witness.keep = lambda *_: None  # type: ignore[method-assign, assignment]
-        while not seen(others, ActEnacted):  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
+        await until_struck_out(machines)
 
     house = play(sealed(tmp_path, num_steps=200, trust=OFTEN), tmp_path, work)
-    struck = {event.subject for event in seen(house.machines, ActEnacted)}  # type: ignore[attr-defined]
-    assert struck == {found[0].id}
+    cheat, others = apart(house.machines)
+    assert {event.subject for event in seen(others, ActEnacted)} == {cheat.id}  # type: ignore[attr-defined]
+
+
+class Accuser(SectionTrainer):
+    """Computes what is right."""
 
 
 def test_who_accuses_others_of_what_is_right_is_heard_three_times(tmp_path: Path) -> None:
-    accusers: list[Machine] = []
-
     async def work(house: House) -> None:
-        accuser, others = company(house, 1, SectionTrainer)
-        accusers.append(accuser)
-        lookout = (await holds(accuser))._lookout
+        machines = company(house, 1, Accuser)
+        lookout = (await holds(machines, Accuser))._lookout
         assert lookout is not None
 
         async def nothing_is_right(_key: object) -> None:
             return None
 
         lookout._distance = nothing_is_right  # type: ignore[method-assign, assignment]
-        await done([accuser, *others])
+        await done(machines)
 
     house = play(sealed(tmp_path, num_steps=30, trust=OFTEN), tmp_path, work)
+    accuser, others = apart(house.machines, Accuser)
     assert not seen(house.machines, ActEnacted)
-    doubted = [event for each in house.machines for event in each.seen(AccuserDoubted)]
-    assert {event.accuser for event in doubted} == {accusers[0].id}  # type: ignore[attr-defined]
-    by_member = [len(each.seen(AccuserDoubted)) for each in house.machines]
-    assert max(by_member) == 3
+    assert {event.accuser for event in seen(others, AccuserDoubted)} == {accuser.id}  # type: ignore[attr-defined]
+    assert max(len(each.seen(AccuserDoubted)) for each in others) == 3
 
 
+@pytest.mark.full
 def test_of_two_members_one_finds_a_difference_and_nobody_is_struck_out(tmp_path: Path) -> None:
-    found: list[Machine] = []
-
     async def work(house: House) -> None:
-        cheat, others = company(house, 1, cheating(on=noise), num=2)
-        found.append(cheat)
-        await done([cheat, *others])
+        await done(company(house, 1, cheating(on=noise), num=2))
 
     house = play(sealed(tmp_path, num_steps=10, trust=OFTEN), tmp_path, work)
-    others = [each for each in house.machines if each is not found[0]]
-    assert {event.member for event in seen(others, PassageDoubted)} == {found[0].id}  # type: ignore[attr-defined]
+    cheat, others = apart(house.machines)
+    assert {event.member for event in seen(others, PassageDoubted)} == {cheat.id}  # type: ignore[attr-defined]
     assert not seen(house.machines, ActEnacted)
     texts = [event.text for each in house.machines for event in each.seen(Notice)]  # type: ignore[attr-defined]
     assert "stage 2 has 2 members: of fewer than 3 none can be struck out, whatever it does" in texts
 
 
 @pytest.mark.full
-def test_at_a_tenth_and_in_eight_bits_who_passes_on_noise_is_found_too(tmp_path: Path) -> None:
-    trust, found = AuditedTrust(quarantine=0), list[Machine]()
-
+def test_at_a_tenth_and_in_eight_bits_who_sends_zeros_back_is_found_too(tmp_path: Path) -> None:
     async def work(house: House) -> None:
-        cheat, others = company(house, 2, cheating(back=zeros))
-        found.append(cheat)
-        while not seen(others, ActEnacted):  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
+        await until_struck_out(company(house, 2, cheating(back=zeros)))
 
-    run = sealed(tmp_path, num_steps=400, trust=trust, activations=Int8Config(block=32))
-    house = play(run, tmp_path, work)
-    struck = {event.subject for event in seen(house.machines, ActEnacted)}  # type: ignore[attr-defined]
-    assert struck == {found[0].id}
+    run = sealed(tmp_path, num_steps=400, trust=AuditedTrust(quarantine=0), activations=Int8Config(block=32))
+    cheat, others = apart(play(run, tmp_path, work).machines)
+    assert {event.subject for event in seen(others, ActEnacted)} == {cheat.id}  # type: ignore[attr-defined]
