@@ -179,17 +179,18 @@ class Sender:
         if sent.accepted is None and not self._is_sound(peer, trial, note):
             return Verdict(word="refused")
         if sent.accepted is None:
-            gradient = None
+            back = None
             if note.gradient is not None:
-                gradient = (await self._link.fetch(peer, note.gradient, trial.nbytes)).data
+                back = await self._link.fetch(peer, note.gradient, trial.nbytes)
             # Another's may have come meanwhile.
             if sent.accepted is None:
                 sent.accepted = attempt
                 self._return.measured(self._clock.now() - trial.began)
                 if not sent.returned.done():
+                    gradient = None if back is None else back.data
                     sent.returned.set_result(Returned(gradient, note.loss, peer, note.passage))
                 if self._witness is not None and note.passage and trial.request is not None:
-                    await self._witness.tell(peer, trial.request, note)
+                    await self._witness.tell(note.passage, trial.request, sent.given.get(None), back)
         return Verdict(word="accepted" if sent.accepted == attempt else "refused")
 
     def _is_sound(self, peer: PeerId, trial: _Trial, note: Backward) -> bool:

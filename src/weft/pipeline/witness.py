@@ -125,7 +125,7 @@ class Witness:
             gradient=_name(made.gradient),
             loss=made.loss,
         )
-        self.keep(stage, tokens, made.given, made.output, made.returned, made.gradient)
+        self.keep(stage, tokens, made.given, made.gradient)  # the rest it keeps as who has sent that on
         return seal(self._link.signer, passage)
 
     def keep(self, stage: int, *parcels: Parcel | None) -> None:
@@ -183,13 +183,13 @@ class Witness:
         """Say that what a member sends back is not accepted."""
         self._emit(PassageRefused(stage=stage, member=peer, reason=reason))
 
-    async def tell(self, peer: PeerId, request: Forward, note: Backward) -> None:
-        """Tell the other members of a stage what one of them has computed, and keep its tokens for them."""
-        assert note.passage
-        told = PassageTold(stage=request.stage, passage=note.passage)
-        self.keep(max(request.stage - 1, 0), parcel(request.tokens))  # of the stage that this peer holds
+    async def tell(self, passage: Signed, request: Forward, sent: Parcel | None, back: Parcel | None) -> None:
+        """Tell the other members of a stage what one of them has computed, and keep what was sent to it, and back."""
+        here = max(request.stage - 1, 0)  # the stage that this peer holds
+        self.keep(here, parcel(request.tokens), sent, back)
+        told = PassageTold(stage=request.stage, passage=passage)
         for each in sorted(self._members(request.stage)):
-            if each != peer:
+            if each != passage.signer:
                 await self._link.post(each, told)
 
 
