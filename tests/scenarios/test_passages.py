@@ -175,12 +175,12 @@ def test_of_honest_members_nobody_is_doubted_whoever_dies_and_comes_back(tmp_pat
         await rounds(machines[0], 4)
         for machine in machines[3:6]:
             machine.kill()
-        await asyncio.sleep(20.0)
+        await asyncio.sleep(3.0)
         again = [house.start(machine.name) for machine in machines[3:6]]
         await done([*machines, *again])
 
-    house = play(sealed(tmp_path, num_steps=24, trust=OFTEN), tmp_path, work)
-    assert all(machine.seen(PassageAudited) for machine in house.machines if not machine.is_dead)
+    house = play(sealed(tmp_path, num_steps=40, trust=OFTEN), tmp_path, work)
+    assert any(machine.seen(PassageAudited) for machine in house.machines[9:]), "who came back looks, too"
     told = [each for machine in house.machines for each in machine.seen(PassageAudited)]
     assert len(told) > 50
     assert {event.distance for event in told} == {0.0}  # type: ignore[attr-defined]
