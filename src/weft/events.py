@@ -517,6 +517,40 @@ class MicroBatchFailed(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class PassageRefused(Event, frozen=True, kw_only=True):
+    """What came back of a micro-batch was not accepted: it is not what was sent, by its author's own signature."""
+
+    stage: int
+    member: PeerId  # who has sent it back
+    reason: str
+
+
+class PassageAudited(Event, frozen=True, kw_only=True):
+    """This peer has computed a micro-batch of another member of its stage again, and come to the same."""
+
+    stage: int
+    member: PeerId
+    round: Round
+    distance: float  # of what went on and of what went back, the larger; 0: equal bits
+
+
+class PassageDoubted(Event, frozen=True, kw_only=True):
+    """This peer has computed a micro-batch of another member of its stage again, and come to something else."""
+
+    stage: int
+    member: PeerId
+    round: Round
+    why: str
+
+
+class AccuserDoubted(Event, frozen=True, kw_only=True):
+    """A member accused another of the same stage of what this peer finds to be right."""
+
+    stage: int
+    accuser: PeerId
+    member: PeerId
+
+
 class HeldDropped(Event, frozen=True, kw_only=True):
     """There was no room for what later attempts of so many micro-batches brought; they count nowhere."""
 

@@ -56,6 +56,11 @@ class Tasks:
         if others := self.cancel():
             await asyncio.wait(others)
 
+    async def settled(self, most_s: float) -> None:
+        """Wait until every task but the caller's that runs now has ended, for so many seconds at most."""
+        if others := [task for task in self._running if task is not asyncio.current_task()]:
+            await asyncio.wait(others, timeout=most_s)
+
     def cancel(self) -> list[asyncio.Task[None]]:
         """Ask every task but the caller's to end; return them."""
         others = [task for task in self._running if task is not asyncio.current_task()]

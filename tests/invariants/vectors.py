@@ -61,8 +61,8 @@ from weft.sync.merge.reduce import Coding, Merger
 from weft.sync.method.choices import Choices, InnerSgdConfig, SgdConfig
 from weft.sync.method.schedule import ConstantConfig
 from weft.sync.records import quarantine
-from weft.sync.records.acts import Act, Amend, Ballot, Finding, Rewind, RewindBallot, Warrant
-from weft.sync.records.charter import AuditTerms, Charter, ExactTerms, GradientTerms, Settings
+from weft.sync.records.acts import Act, Amend, Ballot, FalsePassage, Finding, Rewind, RewindBallot, Warrant
+from weft.sync.records.charter import AuditTerms, Charter, ExactTerms, GradientTerms, PassageTerms, Settings
 from weft.sync.records.counters import with_false, with_taken_out
 from weft.sync.records.index import StateIndex, VectorIndex
 from weft.sync.records.messages import (
@@ -94,6 +94,7 @@ from weft.verify.evidence.operations import program_of, prove_operation, tree_of
 from weft.verify.evidence.program.evaluate import named, taken
 from weft.verify.evidence.records import Ground, ShownState
 from weft.verify.evidence.steps import prove_step
+from weft.verify.passages import Passage
 from weft.verify.seals import Salt, Sealed, seal_of
 
 Vector = dict[str, str]
@@ -590,6 +591,37 @@ def quarantined() -> Vector:
     }
 
 
+def false_passage() -> Vector:
+    """A has computed a micro-batch again that B, of the last of two stages, says to have computed."""
+    x, dx, tokens = (wire.digest(name.encode()) for name in ("x", "dx", "tokens"))
+    passage = Passage(
+        run=RUN,
+        head=wire.digest(b"manifest"),
+        stage=1,
+        origin=A.peer,
+        number=7,
+        attempt=0,
+        round=3,
+        step=0,
+        num_samples=2,
+        sender=A.peer,
+        tokens=tokens,
+        given=x,
+        gradient=dx,
+        loss=2.5,
+    )
+    signed = wire.seal(B, passage)
+    found = wire.seal(A, FalsePassage(run=RUN, peer=B.peer, round=Round(3), passage=signed, why="it is not"))
+    return {
+        "passages": msgspec.json.encode(PassageTerms(rate=0.25), order="sorted").decode(),
+        "passage": msgspec.json.encode(passage, order="sorted").decode(),
+        "its body": signed.body.hex(),
+        "signature of B": signed.signature.hex(),
+        "digest of A's letter": wire.digest_of(found),
+        "signature of A": found.signature.hex(),
+    }
+
+
 def contradiction() -> Vector:
     base = next_base(opening_manifest(), first_charter())
     denied = RoundNote(branch=BranchId(RUN), round=base.round, message=Promise(attempt=Attempt(1), accepted=None))
@@ -825,6 +857,7 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "ballot": ballot,
     "false-work": false_work,
     "rewind": rewound,
+    "false-passage": false_passage,
     "quarantine": quarantined,
     "contradiction": contradiction,
     "evidence": evidence,

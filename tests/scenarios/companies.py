@@ -2,7 +2,8 @@
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from weft.clock import VirtualClock
 from weft.events import Evaluated, Event, RoundCommitted
@@ -25,6 +26,7 @@ from weft.stages.peer import StagesPeer
 from weft.stages.step.member import Membership
 from weft.store.home import Home
 from weft.tasks import Inline
+from weft.training.section import SectionTrainer
 
 SECRET = bytes(16)
 
@@ -44,6 +46,7 @@ class Machine:
         self.number = 0
         self.held: dict[int, Membership] = {}  # all that it held, as it was last
         self.gathers = False
+        self.make_section: Callable[..., SectionTrainer] = SectionTrainer
         self.gathered: Gathered | None = None
 
     def seen(self, kind: type[Event]) -> list[Event]:
@@ -91,13 +94,23 @@ class House:
         self.network = MemoryNetwork()
         self.machines: list[Machine] = []
 
-    def start(self, name: str, *, wait_for: int | None = None, again: bool = False, gathers: bool = False) -> Machine:
+    def start(
+        self,
+        name: str,
+        *,
+        wait_for: int | None = None,
+        again: bool = False,
+        gathers: bool = False,
+        make_section: Callable[..., SectionTrainer] = SectionTrainer,
+    ) -> Machine:
         """Start a machine: the maker, which waits for so many, or another.
 
         Args:
             gathers: it puts the whole model together at the end.
+            make_section: what computes its sections: others than the usual one compute something else.
         """
         machine = Machine(self, name)
+        machine.make_section = make_section
         machine.gathers = gathers
         machine.number = sum(each.name == name for each in self.machines)
         others = [each for each in self.machines if each.name != name]
@@ -138,7 +151,8 @@ class House:
         )
         try:
             data = Data(self.sealed.tokenizer, self.sealed.store, self.sealed.index, self.sealed.came_with)
-            machine.company = company = StagesPeer(kit_of(s, run, data))
+            kit = replace(kit_of(s, run, data), make_section=machine.make_section)
+            machine.company = company = StagesPeer(kit)
             if machine.gathers:
                 company.ending.plan(machine.gather)
             return await company.live(wait_for)

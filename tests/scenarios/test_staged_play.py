@@ -13,6 +13,7 @@ from weft.errors import ConfigError
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.split.cut import SplitConfig
 from weft.run.config import RunFile, ShapedModel, TrainConfig
+from weft.run.trust import AuditedTrust
 from weft.sim.play import Played, play
 from weft.sim.scenario import Freeze, Kill, Kind, Scenario, Stop
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig
@@ -108,6 +109,17 @@ def test_machines_that_die_leave_stand_still_and_come_late_complete_it(tmp_path:
     assert ends.pop("lab-2") == "its person stopped it"
     assert set(ends.values()) == {"complete"}
     assert found.committed_tokens >= 150 * 2 * BATCH * SEQ_LEN
+
+
+@pytest.mark.full
+def test_machines_that_take_the_time_of_a_section_find_no_fault_with_each_other(tmp_path: Path) -> None:
+    trust = AuditedTrust(audit_rate=1.0, quarantine=0)
+    nine = Kind(name="lab", count=9, tokens_per_s=200.0, delay_ms=5.0)
+    found, log = played(tmp_path, scenario(nine, compute="cost"), 6, trust=trust)
+    assert found.broken == ()
+    assert {machine.end for machine in found.machines} == {"complete"}
+    assert log.count(b"PassageAudited") > 20
+    assert b"PassageDoubted" not in log
 
 
 def test_members_that_compute_together_are_not_simulated(tmp_path: Path) -> None:

@@ -10,7 +10,16 @@ import pytest
 import tomli_w
 
 from slow.shell import COMMIT_S, LOCAL, START_S, Shell
-from weft.events import Evaluated, Event, MicroBatchFailed, RoundCommitted, StageHeld
+from weft.events import (
+    ActEnacted,
+    Evaluated,
+    Event,
+    MicroBatchFailed,
+    PassageAudited,
+    PassageDoubted,
+    RoundCommitted,
+    StageHeld,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -103,6 +112,34 @@ def test_pairs_that_compute_together_train_what_members_alone_do(tmp_path, by):
         assert teamed == pytest.approx(train(single, changed(*short, "train.batch_size=16")), rel=2e-3)
     finally:
         for shell in (*pairs, *single):
+            shell.end()
+
+
+def test_processes_that_audit_each_other_find_no_fault_though_one_is_killed_and_one_stands_still(tmp_path):
+    trust = ("trust.type=audited", "trust.quarantine=0", "trust.audit_rate=0.5", "stages=2", "train.tokens=60_000")
+    schedule = ("warmup_tokens=20_000", "decay_tokens=20_000", "total_tokens=60_000")
+    shells = [Shell(tmp_path / f"peer{number}") for number in range(6)]
+    first, *others = shells
+    try:
+        changes = changed(*trust, *(f"train.schedule.{each}" for each in schedule))
+        first.run("train", str(RECIPE), "--wait-for", "6", *changes, *LOCAL)
+        ticket = first.ticket()
+        for shell in others:
+            shell.run("join", "-", "--yes", *LOCAL, given=ticket)
+        wait(lambda: all(rounds(shell) >= 5 for shell in shells), START_S + COMMIT_S)
+        killed, frozen = others[1], others[2]
+        killed.send(signal.SIGKILL)
+        frozen.process.send_signal(signal.SIGSTOP)
+        time.sleep(10.0)
+        frozen.process.send_signal(signal.SIGCONT)
+        killed.run("join", "-", "--yes", *LOCAL, given=ticket)
+        assert first.process.wait(END_S) == 0, first.said.read_text()
+        looked = [event for shell in shells for event in seen(shell, PassageAudited)]
+        assert len(looked) > 20
+        assert max(event.distance for event in looked) < 1e-3
+        assert not [event for shell in shells for event in (*seen(shell, PassageDoubted), *seen(shell, ActEnacted))]
+    finally:
+        for shell in shells:
             shell.end()
 
 

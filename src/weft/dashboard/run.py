@@ -237,7 +237,7 @@ def about_of(run: "Genesis", settings: Settings | None = None) -> About:
         known = replace(known, loss_of="pair")
     if isinstance(run, RunConfig) and run.reward is not UNSET:
         known = replace(known, loss_of="answer")
-    if isinstance(run, RunConfig) and isinstance(run.trust, AuditedTrust):
+    if isinstance(run, RunConfig) and isinstance(run.trust, AuditedTrust) and not isinstance(run, StagedConfig):
         known = replace(known, audit_rate=run.trust.audit_rate)
     return replace(known, layers=layers_of(run.cuts)) if isinstance(run, StagedConfig) else known
 

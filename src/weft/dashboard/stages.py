@@ -156,6 +156,7 @@ def told(stages: Stages, entry: events.Entry) -> Stages:
 _OWN_WORDS = (
     *(events.StageHeld, events.StageLeft, events.StageEmpty, events.StagesSeen, events.TeamFormed),
     *(events.MicroBatchFailed, events.HeldDropped, events.TextMoved),
+    *(events.PassageAudited, events.PassageDoubted, events.PassageRefused, events.AccuserDoubted),
     *(events.ReceiptsDiffer, events.ReceiptFailed),
 )  # they name it
 

@@ -239,6 +239,8 @@ def taking_part(entry: events.Entry) -> tuple[PeerId, ...]:
             return (*own, member)
         case events.AuditorDoubted(member=member):
             return (*own, member)
+        case events.PassageAudited(member=member) | events.PassageDoubted(member=member):
+            return (*own, member)
         case events.RoundCommitted(contributors=contributors, left_out=left_out):
             return (*own, *contributors, *left_out)
         case events.StagesSeen(members=members, names=names):

@@ -577,6 +577,37 @@ _ROWS: dict[type[Event], _Row] = {
     events.MicroBatchFailed: _Row(
         NOTE, plain="{stage:stage} gave up a micro-batch that {member:peer} sent, and another member gets it: {reason}"
     ),
+    events.PassageAudited: _Row(
+        ROUTINE, plain="has computed a micro-batch of {member:peer} again, in {stage:stage}: it is what it says"
+    ),
+    events.PassageDoubted: _Row(
+        WARNING,
+        "a micro-batch of {member:peer} in {stage:stage}, in round {round}: {why}",
+        advice=(
+            "member",
+            "What {member:peer} has computed of a micro-batch comes to something else here.",
+            "If most members of that stage find the same, they strike it out. If it is yours: a broken memory or "
+            "processor gives other numbers.",
+        ),
+    ),
+    events.PassageRefused: _Row(
+        WARNING,
+        "what {member:peer} sent back from {stage:stage} was not accepted, and another gets the micro-batch: {reason}",
+        advice=(
+            "member",
+            "What {member:peer} sends back is not what it was sent, by its own signature: {reason}.",
+            "Its owner should look at its log. Another version of weft, or a changed one, causes this.",
+        ),
+    ),
+    events.AccuserDoubted: _Row(
+        WARNING,
+        "{accuser:peer} accuses {member:peer} in {stage:stage} of what comes to the same here",
+        advice=(
+            "accuser",
+            "What {accuser:peer} says of others in {stage:stage} is not so.",
+            "Three times, and it is believed no more. If it is yours: a broken memory gives other numbers.",
+        ),
+    ),
     events.HeldDropped: _Row(
         WARNING,
         "{me:peer} had no room in {stage:stage} for the results of {num:micro-batches} that came a second time: they "

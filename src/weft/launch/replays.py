@@ -49,6 +49,7 @@ from weft.run.frozen import frozen_of
 from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, initial, on_corpus, read_run
 from weft.run.host import limit_cores
 from weft.run.machine import PeerConfig
+from weft.run.staged import StagedConfig
 from weft.run.trust import AuditedTrust
 from weft.store.chunks import raw, state_index
 from weft.store.home import Home
@@ -176,7 +177,7 @@ def _run_of(home: Home, run: RunId) -> tuple[RunConfig, Data]:
         raise DataError(f"the config of run {short(run)} is not in {home.root}: take the whole home of the anchor.")
     config = on_corpus(read_run(data, PeerConfig().max_parameters))
     recall(config, home)
-    if not isinstance(config.trust, AuditedTrust):
+    if not isinstance(config.trust, AuditedTrust) or isinstance(config, StagedConfig):
         raise ConfigError(f"members of run {short(run)} do not name their training steps, so nobody can do them again.")
     blob = home.blobs.read(config.data.tokenizer, MAX_TOKENIZER_NBYTES)
     if blob is None or (missing := home.shards.missing(config.data)):

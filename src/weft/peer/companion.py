@@ -3,7 +3,8 @@
     await companion.train(head, positions, ...)   before the learner is asked for what came of it
     await companion.announcing(payload)           before a round is told that this peer brings something
     await companion.until_lost()                  what others were to bring is gone with them; this peer may train again
-    await companion.settled(manifest, ...)        after the outer step of a round
+    await companion.settling()                    before the outer step of a round
+    await companion.settled(manifest, ...)        after it
 
 The rounds of a stage are those of any run. What is particular to it is when a step is over and which micro-batches a
 gradient is made of; that its companion knows. A peer that trains a whole model has none.
@@ -66,6 +67,10 @@ class Companion(Protocol):
 
     async def until_lost(self) -> None:
         """Return once all who were about to bring something to the present round are gone, and what they had."""
+        ...
+
+    async def settling(self) -> None:
+        """End what goes by the parameters as they are: a round's outer step is made next."""
         ...
 
     async def settled(self, manifest: Manifest, electorate: Collection[PeerId]) -> bool:

@@ -394,6 +394,8 @@ class Peer:
         if decided is None:
             return
         rounds, manifest = mine.rounds, decided.manifest
+        if self.context.companion is not None:
+            await self.context.companion.settling()
         own, tokens = own_work(manifest, self.peer), self._carry.due
         is_counted = own is not None
         if claims_in(manifest):

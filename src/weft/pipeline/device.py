@@ -93,12 +93,48 @@ class PassedTogether(Forwarded, Protocol):
     async def backward(self, gradient: Buffer | None, member: PeerId | None) -> Buffer | None: ...
 
 
+class Ways(NamedTuple):
+    """What a section makes of a micro-batch, encoded."""
+
+    output: Buffer | None  # None: of the last section
+    gradient: Buffer | None  # of the input; None: that is tokens
+
+
+class Comparing(Protocol):
+    """What tells how far apart two members came to, of one micro-batch."""
+
+    def apart(self, given: Given, returned: Buffer | None, theirs: Ways, mine: Ways) -> tuple[float, float]:
+        """Return the distance of the outputs and of the gradients, relative to what the section changes; -1: none.
+
+        Args:
+            returned: the gradient of the output.
+
+        Raises:
+            PayloadError: what another peer sent is none of these.
+        """
+        ...
+
+
 class Together(Protocol):
     """What computes a section with other members of the stage."""
 
     async def forward(self, given: Given) -> PassedTogether | None:
         """Compute the forward pass; None: nobody helps with this one."""
         ...
+
+
+def again(device: "Device", given: Given, returned: Buffer | None) -> tuple[Ways, float | None]:
+    """Compute a micro-batch there and back, and count nothing; return what is made of it, and the last section's loss.
+
+    Args:
+        returned: the gradient of the output; None: the section is the last one.
+
+    Raises:
+        PayloadError, NotFinite: as `Device.forward` and `Passed.backward`.
+    """
+    passed = device.forward(given)
+    assert not callable(passed.output), "of codecs that remember, nobody can compute again"
+    return Ways(passed.output, passed.backward(returned)), passed.loss
 
 
 class Device(Protocol):

@@ -10,17 +10,20 @@ sender                           member of the next stage
   Verdict ──────────────────────►          it is accepted; or another attempt's was
   ◄────────────────────── GivenUp          instead of all this: a note that it cannot be computed here
 
+Where members audit each other, what comes back says what it was made of, signed, and its sender tells the others of
+that stage (`PassageTold`, a note).
+
 Whoever begins a micro-batch sends it to the first stage so, too, tokens alone, and gets nothing but a loss back. What
 is asked twice is answered twice, alike. Every bound is here, with its reason.
 """
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer
-from weft.wire import Record
+from weft.wire import Record, Signed
 
 MAX_MICRO_BATCH = 1 << 10  # samples: their activations are sent in one piece
 
@@ -74,6 +77,17 @@ class Backward(OfAttempt, frozen=True, kw_only=True, tag="Backward"):
     """None: what was sent is tokens."""
     loss: float
     """Mean over the micro-batch, in nats per token."""
+    passage: Signed | UnsetType = UNSET
+    """What its author says that it has computed; unset: nobody audits it."""
+    after: Signed | UnsetType = UNSET
+    """The same of the member of the next stage; unset likewise, and where there is none."""
+
+
+class PassageTold(Record, frozen=True, kw_only=True, tag="PassageTold"):
+    """A note of who has sent a micro-batch, to the other members of the stage that has computed it."""
+
+    stage: Stage
+    passage: Signed
 
 
 class Passing(Record, frozen=True, kw_only=True, tag="Passing"):

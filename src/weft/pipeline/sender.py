@@ -13,7 +13,7 @@ second if it is about as fast, and then one lets it wait. Who refuses at once wa
 Failure:
 - a call or its answer is lost: it is said again to the same member, who knows what it has taken already.
 - nobody takes it: it waits until somebody may.
-- a member that delivers other bytes than it named: the next attempt.
+- a member that delivers other bytes than it named, or signs something else than it was sent: the next attempt.
 
 An `Origin` begins micro-batches, and keeps so many on their way that no stage waits.
 
@@ -30,6 +30,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from weft.clock import Clock
 from weft.errors import ConfigError, DeadlineExceeded, NetError, NotFinite, PeerError, Refused
 from weft.ids import PeerId
@@ -38,9 +40,10 @@ from weft.pipeline.exactly_once import Attempt, BatchId
 from weft.pipeline.link import Parcel, StageLink
 from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict
 from weft.pipeline.routing import Failure, Pace, Reserved, Router
+from weft.pipeline.witness import Witness
 from weft.rng import order_key
 from weft.tasks import Tasks
-from weft.wire import Buffer
+from weft.wire import Buffer, Signed
 
 CALL_S = 10.0  # that the answer to a call may take, beside what it makes the other side fetch
 NUM_CALLS = 2  # of one attempt: what was lost once is said again
@@ -61,6 +64,7 @@ class Returned:
     gradient: Buffer | None  # of what was sent, encoded; None: that was tokens
     loss: float
     member: PeerId  # whose it is
+    passage: Signed | UnsetType = UNSET  # what it has signed of that, where others look at it
 
 
 @dataclass
@@ -83,6 +87,7 @@ class _Trial:
     reserved: Reserved | None  # None: settled, or failed
     given_up: "asyncio.Future[None]"  # by the member
     began: float
+    request: Forward | None = None  # as it was sent
 
 
 class Sender:
@@ -90,11 +95,20 @@ class Sender:
 
     Args:
         router: chooses among its members.
+        witness: checks and tells what they sign; None: nobody looks at what they compute.
     """
 
     def __init__(
-        self, link: StageLink, stage: int, router: Router, clock: Clock, *, patience_s: float = PATIENCE_S
+        self,
+        link: StageLink,
+        stage: int,
+        router: Router,
+        clock: Clock,
+        *,
+        patience_s: float = PATIENCE_S,
+        witness: Witness | None = None,
     ) -> None:
+        self._witness = witness
         self._link = link
         self._stage = stage
         self._router = router
@@ -162,17 +176,34 @@ class Sender:
         if trial is None or trial.peer != peer:
             return Verdict(word="unknown")
         sent = trial.sent
+        if sent.accepted is None and not self._is_sound(peer, trial, note):
+            return Verdict(word="refused")
         if sent.accepted is None:
-            gradient = None
+            back = None
             if note.gradient is not None:
-                gradient = (await self._link.fetch(peer, note.gradient, trial.nbytes)).data
+                back = await self._link.fetch(peer, note.gradient, trial.nbytes)
             # Another's may have come meanwhile.
             if sent.accepted is None:
                 sent.accepted = attempt
                 self._return.measured(self._clock.now() - trial.began)
                 if not sent.returned.done():
-                    sent.returned.set_result(Returned(gradient, note.loss, peer))
+                    gradient = None if back is None else back.data
+                    sent.returned.set_result(Returned(gradient, note.loss, peer, note.passage))
+                if self._witness is not None and note.passage and trial.request is not None:
+                    await self._witness.tell(note.passage, trial.request, sent.given.get(None), back)
         return Verdict(word="accepted" if sent.accepted == attempt else "refused")
+
+    def _is_sound(self, peer: PeerId, trial: _Trial, note: Backward) -> bool:
+        """Return whether a member has signed what it sends back; leave it for another one where it has not."""
+        witness, request = self._witness, trial.request
+        if witness is None or request is None or request.is_measured:
+            return True
+        if (why := witness.why_not(peer, request, note)) is None:
+            return True
+        if not trial.given_up.done():
+            trial.given_up.set_result(None)
+            witness.refuse(peer, self._stage, why)
+        return False
 
     async def on_computed(self, peer: PeerId, note: Computed) -> None:
         """Take up a receipt."""
@@ -240,6 +271,7 @@ class Sender:
             is_measured=given.is_measured,
             may_wait=may_wait,
         )
+        trial.request = request
         for number in range(NUM_CALLS):
             began = self._clock.now()
             try:

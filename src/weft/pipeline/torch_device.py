@@ -25,8 +25,10 @@ from weft.model.flat import FlatModel
 from weft.model.transformer import SectionModule
 from weft.pipeline.codec.boundary import Activations, Boundary, Samples, Shape
 from weft.pipeline.codec.build import Boundaries
-from weft.pipeline.device import TOKEN_NBYTES, Encode, Given
+from weft.pipeline.device import TOKEN_NBYTES, Encode, Given, Ways
 from weft.wire import Buffer, digest
+
+LEAST_MOVED = 0.05  # of what goes on: a section that has not learnt yet may change next to nothing
 
 
 class TorchDevice:
@@ -79,6 +81,14 @@ class TorchDevice:
             return module.loss(x, edges.targets, positions) if self.section.is_last else module(x, positions=positions)
 
         return _TorchPassed(self._pass(compute, x), edges, self.weight(given))
+
+    def apart(self, given: Given, returned: Buffer | None, theirs: Ways, mine: Ways) -> tuple[float, float]:
+        edges = self.edges(given)
+        x = None if given.activations is None else edges.decoded(given.activations.data)
+        dy = None if returned is None else edges.gradient(returned, None)
+        outputs = [edges.output_of(data) for data in (theirs.output, mine.output) if data is not None]
+        gradients = [edges.input_gradient_of(data) for data in (theirs.gradient, mine.gradient) if data is not None]
+        return _apart(outputs, x), _apart(gradients, dy)
 
     def edges(self, given: Given) -> "Edges":
         """Return what is before and after the section, of a micro-batch.
@@ -134,6 +144,14 @@ class Edges:
         bounds.require_finite_vector(bounds.largest(_numbers(y).flatten()))
         return lambda member: self._after.activations.encode(_numbers(y), _samples(self._ids, member))
 
+    def output_of(self, data: Buffer) -> Tensor:
+        """Return activations that were encoded for the next section."""
+        return self._after.activations.decode(data, self._samples).to(self._device)
+
+    def input_gradient_of(self, data: Buffer) -> Tensor:
+        """Return a gradient that was encoded for the section before."""
+        return self._before.gradients.decode(data, self._samples).to(self._device)
+
     def gradient(self, data: Buffer, member: PeerId | None) -> Tensor:
         """Return the gradient of the output, of a member of the next stage."""
         samples = _samples(self._ids, member) if self._after.has_memory else self._samples
@@ -166,6 +184,16 @@ class _TorchPassed:
 
     def count(self) -> None:
         self._passed.add_weight_gradients(self._weight)
+
+
+def _apart(both: list[Tensor], origin: Tensor | None) -> float:
+    """Return how far the first of two lies from the second, relative to how far that is from where both come from."""
+    if len(both) < 2:
+        return -1.0
+    theirs, mine = both
+    length, distance = float(mine.norm()), float((theirs - mine).norm())
+    moved = max(length if origin is None else float((mine - origin).norm()), LEAST_MOVED * length)
+    return distance / moved if moved > 0 else distance
 
 
 def finite_loss(loss: Tensor) -> float:

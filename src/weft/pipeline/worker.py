@@ -19,7 +19,8 @@ Failure:
 - activations cannot be fetched, or are none: nothing was promised; the sender tries another.
 - the next stage has nobody: the micro-batch waits here, and the sender may try another meanwhile.
 
-What a member computes next: input gradients, for which others wait; then forward passes; then weights' gradients.
+What a member computes next: input gradients, for which others wait; then forward passes; then weights' gradients; then
+what others have computed already, where members of a stage audit each other.
 
 Weights' gradients fill the time in which nothing else can be done. What they are made of takes memory until then: where
 many are owed, or a round waits for them, they go before forward passes.
@@ -33,6 +34,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from msgspec.structs import replace as replace_fields
+
 from weft.clock import Clock
 from weft.errors import CallFailed, ConfigError, NetError, NotFinite, PeerError, Refused
 from weft.events import Emit, HeldDropped, MicroBatchFailed
@@ -43,6 +46,7 @@ from weft.pipeline.link import Parcel, StageLink, parcel
 from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict, Word
 from weft.pipeline.routing import Pace
 from weft.pipeline.sender import CALL_S, MAX_REMEMBERED, Returned, Sender
+from weft.pipeline.witness import Made, Witness
 from weft.tasks import Tasks
 from weft.wire import Buffer
 
@@ -74,6 +78,7 @@ class Schedule:
         self._backward: deque[_Asked] = deque()
         self._forward: deque[_Asked] = deque()
         self._weights: deque[_Asked] = deque()
+        self._again: deque[_Asked] = deque()
         self._is_running = False
         self._has_haste = False  # somebody waits for weights' gradients: they go before forward passes
 
@@ -90,6 +95,10 @@ class Schedule:
 
     async def weights(self, work: Callable[[], T]) -> T:
         return await self._ask(self._weights, work)
+
+    async def again(self, work: Callable[[], T]) -> T:
+        """Do what others have done already: when nothing else is to be done."""
+        return await self._ask(self._again, work)
 
     @contextmanager
     def weights_first(self) -> Iterator[None]:
@@ -127,7 +136,7 @@ class Schedule:
     def _next(self) -> _Asked | None:
         is_owing = self._has_haste or len(self._weights) >= MAX_OWED
         last = (self._weights, self._forward) if is_owing else (self._forward, self._weights)
-        return next((queue.popleft() for queue in (self._backward, *last) if queue), None)
+        return next((queue.popleft() for queue in (self._backward, *last, self._again) if queue), None)
 
 
 AGAIN_S = 1.0  # until a sender that did not answer is asked again; doubled each time
@@ -341,6 +350,7 @@ class Worker:
         run: does work for `device`, one piece at a time.
         current: the step that this member is at.
         together: computes with others what it can; None: this member computes all alone.
+        witness: signs what this member computes, for others to look at; None: nobody does.
     """
 
     def __init__(
@@ -354,7 +364,9 @@ class Worker:
         emit: Emit,
         bounds: Bounds = Bounds(),
         together: Together | None = None,
+        witness: Witness | None = None,
     ) -> None:
+        self._witness = witness
         self._link = link
         self._stage = stage
         self._device = device
@@ -426,6 +438,10 @@ class Worker:
         while due := [task for task, sender in self._settling.items() if self._link.is_linked(sender)]:
             await asyncio.wait(due, timeout=AGAIN_S)
 
+    async def again(self, work: Callable[[], T]) -> T:
+        """Do something else with the device, once it has nothing to do for others."""
+        return await self._schedule.again(work)
+
     async def aclose(self) -> None:
         """End, and say so to whoever waits for what was taken: others may compute it."""
         self.stop()
@@ -442,19 +458,27 @@ class Worker:
             given = await self._given(sender, request)
             await self._current.until(given.step)
             began = self.counting.num_closed
+            head = None if self._witness is None or given.is_measured else await self._witness.head(self._stage)
             passed = await self._forward(given)
             self._passed.add(attempt)
             await self._link.post(sender, Computed(**attempt.at(self._stage)))
-            returned = await self._beyond(attempt, given, passed)
+            returned, output = await self._beyond(attempt, given, passed)
+            answer = Backward(**attempt.at(self._stage), gradient=None, loss=returned.loss)
             if given.is_measured:
-                await self._asked(sender, attempt, None, returned.loss)
+                await self._asked(sender, answer)
                 return
-            back = await passed.backward(returned.gradient, returned.member)
+            gradient = await passed.backward(returned.gradient, returned.member)
+            back = None if gradient is None else parcel(gradient)
+            answer = replace_fields(answer, gradient=None if back is None else back.digest)
+            if self._witness is not None and head is not None:
+                made = Made(given.activations, output, returned.member, _packed(returned.gradient), back, returned.loss)
+                signed = self._witness.signed(request, sender, head, made)
+                answer = replace_fields(answer, passage=signed, after=returned.passage)
             settling = asyncio.current_task()
             assert settling is not None
             self._settling[settling] = sender
             try:
-                await self._settle(sender, attempt, _Held(given, returned, began), passed, back)
+                await self._settle(answer, sender, _Held(given, returned, began), passed, back)
             finally:
                 del self._settling[settling]
         except (PeerError, NetError, Refused, NotFinite, ConfigError) as error:
@@ -481,12 +505,12 @@ class Worker:
             return passed
         return _Alone(self._schedule, await self._schedule.forward(partial(self._device.forward, given)))
 
-    async def _beyond(self, attempt: Attempt, given: Given, passed: PassedTogether) -> Returned:
-        """Return the gradient of this section's output, and the loss."""
+    async def _beyond(self, attempt: Attempt, given: Given, passed: PassedTogether) -> tuple[Returned, Parcel | None]:
+        """Return the gradient of this section's output, and the loss; and the output, where all get the same."""
         output = passed.output
         if output is None:
             assert passed.loss is not None
-            return Returned(None, passed.loss, self._link.me)
+            return Returned(None, passed.loss, self._link.me), None
         assert self._onward is not None
         encode = None
         if callable(output):
@@ -494,31 +518,30 @@ class Worker:
         else:
             onward = replace(given, activations=parcel(output))
         nbytes = 0 if given.is_measured else self._device.gradient_nbytes(given.num_samples)
-        return await self._onward.send(attempt.batch, onward, nbytes, is_first=attempt.is_first, encode=encode)
+        returned = await self._onward.send(attempt.batch, onward, nbytes, is_first=attempt.is_first, encode=encode)
+        return returned, onward.activations
 
     async def _encoded(self, encode: Encode, member: PeerId) -> Parcel:
         return await self._schedule.forward(lambda: parcel(encode(member)))
 
     async def _settle(
-        self, sender: PeerId, attempt: Attempt, held: _Held, passed: PassedTogether, back: Buffer | None
+        self, answer: Backward, sender: PeerId, held: _Held, passed: PassedTogether, back: Parcel | None
     ) -> None:
+        attempt = Attempt.of(answer)
         self.counting.computed(attempt)
-        given = None if back is None else parcel(back)
-        if given is not None:
-            self._link.give(given)
+        if back is not None:
+            self._link.give(back)
         try:
-            word = await self._asked(sender, attempt, given, held.returned.loss)
+            word = await self._asked(sender, answer)
             while self.counting.must_wait(attempt, word):
                 await self.counting.until_closed()
-                word = await self._asked(sender, attempt, given, held.returned.loss)  # a round has gone by it
+                word = await self._asked(sender, answer)  # a round has gone by it
         finally:
-            if given is not None:
-                self._link.take_back(given.digest)
+            if back is not None:
+                self._link.take_back(back.digest)
         await self.counting.settle(attempt, word, held, passed)
 
-    async def _asked(self, sender: PeerId, attempt: Attempt, given: Parcel | None, loss: float) -> Word:
-        digest = None if given is None else given.digest
-        request = Backward(**attempt.at(self._stage), gradient=digest, loss=loss)
+    async def _asked(self, sender: PeerId, request: Backward) -> Word:
         wait_s = AGAIN_S
         for _ in range(NUM_ASKED):
             try:
@@ -527,6 +550,10 @@ class Worker:
                 await asyncio.sleep(wait_s)
                 wait_s *= 2
         return "unknown"
+
+
+def _packed(data: Buffer | None) -> Parcel | None:
+    return None if data is None else parcel(data)
 
 
 class _Alone:

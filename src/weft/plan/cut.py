@@ -40,6 +40,7 @@ from weft.plan.processor import codec_s, processor_time, sent_nbytes
 from weft.plan.question import Machines, Question
 from weft.plan.timing import Kind, Load, RoundTime
 from weft.run.staged import TIED, check_tied
+from weft.run.trust import AuditedTrust
 from weft.sync.merge.method import most_sent
 from weft.sync.method.choices import check_staged
 from weft.sync.method.presets import DdpConfig, SparseLoCoConfig, spell_out
@@ -162,7 +163,15 @@ class _Planner:
                 "set fewer."
             )
         self.question, self.pipeline = question, pipeline
-        self.holding = Holding(model=question.model, train=question.train, choices=question.choices, pipeline=pipeline)
+        trust = question.trust
+        self.audit_rate = trust.audit_rate if isinstance(trust, AuditedTrust) else 0.0
+        self.holding = Holding(
+            model=question.model,
+            train=question.train,
+            choices=question.choices,
+            pipeline=pipeline,
+            is_audited=self.audit_rate > 0,
+        )
         self.micro = self.holding.micro
         self.shapes = [shape_of(question.model, cut) for cut in self.cuts]
         self.between = cost_pipeline.crossing(self.micro)
@@ -303,7 +312,8 @@ class _Planner:
         if not machines.is_processor_free and machines.crowding > 1:  # else what is sent has a core of its own
             passed_s = machines.crowding * self._passing_cpu_s(shape) / 2
             forward_s, input_s = forward_s + passed_s, input_s + passed_s
-        return forward_s, input_s, flops.weights * token_s
+        looks_s = self.audit_rate * (forward_s + input_s)  # at what others compute: these fill free time, too
+        return forward_s, input_s, flops.weights * token_s + looks_s
 
     def _passing_cpu_s(self, shape: Shape) -> float:
         """Return what a micro-batch takes of a member's processor on its way in and out, both ways together."""

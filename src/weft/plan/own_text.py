@@ -352,7 +352,7 @@ def unsealed(run_file: RunFile, base: Path) -> RunConfig:
         "is_seeded": True,
         "data": index,
         "reward": run_file.reward or UNSET,
-        "trust": trust_of_run(run_file.trust),
+        "trust": UNSET if run_file.stages > 1 else trust_of_run(run_file.trust),
         "method": spell_out(run_file.method, run_file.peers),
         "stewards": (),
     }

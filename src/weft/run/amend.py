@@ -35,7 +35,7 @@ from weft.sync.method.choices import ApplyConfig, Choices, InnerConfig, MuonConf
 from weft.sync.method.presets import spell_out
 from weft.sync.method.schedule import ScheduleConfig
 from weft.sync.records.acts import Amend, BatchSize, Every, SeqLen, TotalTokens
-from weft.sync.records.charter import AuditTerms, Charter, ExactTerms, GradientTerms, Settings
+from weft.sync.records.charter import AuditTerms, Charter, ExactTerms, GradientTerms, PassageTerms, Settings
 from weft.sync.records.messages import MAX_GROUP
 from weft.wire import digest_of
 
@@ -53,12 +53,13 @@ def first_charter(run: Genesis) -> Charter:
         electors=run.electors,
         is_recorded=msgspec.UNSET if run.trust is msgspec.UNSET else True,
         audits=_audits(run),
+        passages=_passages(run),
     )
 
 
 def _audits(run: Genesis) -> AuditTerms | msgspec.UnsetType:
     trust = run.trust
-    if not isinstance(trust, AuditedTrust):
+    if not isinstance(trust, AuditedTrust) or isinstance(run, StagedConfig):
         return msgspec.UNSET
     return AuditTerms(
         rate=trust.audit_rate,
@@ -66,6 +67,13 @@ def _audits(run: Genesis) -> AuditTerms | msgspec.UnsetType:
         quarantine=trust.quarantine or msgspec.UNSET,
         exact=_exact(run, trust),
     )
+
+
+def _passages(run: Genesis) -> PassageTerms | msgspec.UnsetType:
+    """Return how members of a stage look at each other; of a tied matrix they do not: nothing passes through it."""
+    if not isinstance(run, StagedConfig) or not isinstance(run.trust, AuditedTrust) or run.stage in (None, run.tied):
+        return msgspec.UNSET
+    return PassageTerms(rate=run.trust.audit_rate)
 
 
 def _exact(run: Genesis, trust: AuditedTrust) -> ExactTerms | msgspec.UnsetType:

@@ -183,12 +183,14 @@ class RunFile(Config, frozen=True, kw_only=True):
         method = spell_out(self.method, self.peers)
         method.check_peers(self.peers)
         choices.check(method, self.train.optimizer)
-        trusts.check(self.trust, method)
+        if self.stages > 1:
+            trusts.check_staged(self.trust, method, self.pipeline)
+        else:
+            trusts.check(self.trust, method)
         trusts.check_of_model(
             self.trust,
             is_private=self.is_private,
             has_reward=self.reward is not None,
-            num_stages=self.stages,
             is_crowded=self.peers > self.electors,
         )
         trusts.check_exact(
@@ -307,6 +309,9 @@ class _Shared(Config, frozen=True, kw_only=True):
             )
         if self.stewards != tuple(sorted(set(self.stewards))):
             raise ConfigError("stewards: each key is named once, in ascending order.")
+        self._check_trust()
+
+    def _check_trust(self) -> None:
         trusts.check(self.trust, self.method)
 
     @property
@@ -341,11 +346,7 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
         if self.data.has_tasks != (self.reward is not msgspec.UNSET):
             raise ConfigError("reward: a run has one where its data are tasks, and only there.")
         trusts.check_of_model(
-            self.trust,
-            is_private=self.is_private,
-            has_reward=self.reward is not msgspec.UNSET,
-            num_stages=1,
-            is_crowded=False,
+            self.trust, is_private=self.is_private, has_reward=self.reward is not msgspec.UNSET, is_crowded=False
         )
         trusts.check_exact(
             self.trust,

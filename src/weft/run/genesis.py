@@ -134,7 +134,7 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
         "method": spell_out(run_file.method, run_file.peers),
         "stewards": tuple(sorted(set(run_file.stewards))),
         "reward": UNSET if run_file.reward is None else with_judge(run_file.reward),
-        "trust": trust_of_run(run_file.trust),
+        "trust": UNSET if run_file.stages > 1 else trust_of_run(run_file.trust),
         **({"came_with": home.blobs.put(came_with)} if came_with else {}),
     }
     bases: tuple[Digest, ...] = ()
@@ -148,7 +148,7 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
                 "pipeline.activations: subspace: it would lose weights from a folder, which lie in no subspace. "
                 "Choose another type, or a model that weft makes from the seed."
             )
-        config = staged(config, initials, run_file.pipeline, bases)
+        config = staged(config, initials, run_file.pipeline, bases, trust_of_run(run_file.trust))
     data = wire.encode(config)
     require(config.method)
     read_run(data, limit)  # what others would refuse is refused here, where it can still be changed

@@ -79,7 +79,8 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_audited(self) -> bool:
-        return self.trust is not msgspec.UNSET and self.trust.type == "audited"
+        """Return whether members do training steps of each other again: of sections they do not."""
+        return self.trust is not msgspec.UNSET and self.trust.type == "audited" and not self.initials
 
     @property
     def total_tokens(self) -> int:

@@ -31,6 +31,7 @@ from weft.pipeline.codec.subspace import Confined, confined
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.messages import MAX_STAGES
 from weft.pipeline.split.section import check_split
+from weft.run import trust as trusts
 from weft.run.config import Genesis, RunConfig, VectorShape, check_adapter_in_stages
 from weft.sync.method.choices import Choices, check_staged
 from weft.sync.records.acts import MAX_TOKENS
@@ -39,6 +40,11 @@ from weft.wire import digest
 TIED = (
     "stages: the model's embedding is tied to its head, which lies in another stage: both have to add up its gradient "
     "at each step. Choose a method that sends gradients (ddp, powersgd, demo), or set is_tied = false in [model]."
+)
+
+AUDITED_TIED = (
+    "trust: the model's embedding is tied to its head, and that matrix changes in rounds of its own: nobody else has "
+    'the one that a micro-batch was computed with. Set is_tied = false in [model], or trust.type = "recorded".'
 )
 
 SPLIT = (
@@ -75,6 +81,8 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
             raise ConfigError("train.loss: stages know no pairs of answers. Leave stages out.")
         check_staged(self.method)
         check_tied(self.model, self.stages, self.method)
+        if isinstance(self.trust, trusts.AuditedTrust) and has_table_apart(self.model, self.stages):
+            raise ConfigError(AUDITED_TIED)
         if (split := self.pipeline.split) is not None:
             check_split(split, self.model, self.train.seq_len)
             if not self.method.sends_gradient:
@@ -84,6 +92,9 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
                 f"this run names {len(self.initials)} parts' weights and has {self.num_pieces} parts; its own is "
                 f"{self.stage}."
             )
+
+    def _check_trust(self) -> None:
+        trusts.check_staged(self.trust, self.method, self.pipeline)
 
     def of_stage(self, stage: int) -> "StagedConfig":
         """Return the run of those who hold one piece. When all is trained, the first stage's says.
@@ -178,15 +189,22 @@ def held_of(run: RunConfig) -> RunConfig:
 
 
 def staged(
-    run: RunConfig, initials: tuple[Digest, ...], pipeline: PipelineConfig, bases: tuple[Digest, ...] = ()
+    run: RunConfig,
+    initials: tuple[Digest, ...],
+    pipeline: PipelineConfig,
+    bases: tuple[Digest, ...] = (),
+    trust: trusts.Recorded | msgspec.UnsetType = msgspec.UNSET,
 ) -> StagedConfig:
     """Return `run`, its model cut into as many pieces as there are first weights.
 
     Args:
         bases: of sections that have adapters, what those go beside.
+        trust: in place of the run's own, which is that of whole models; unset: that one.
     """
     stages = len(initials) - (run.model.is_tied and not bases)
     cut = {"initial": initial_of(initials), "initials": initials, "stages": stages, "pipeline": pipeline}
+    if trust is not msgspec.UNSET:
+        cut |= {"trust": trust}
     if bases:
         cut |= {"bases": bases, "base": initial_of(bases)}
     return StagedConfig(**alike(RunConfig, run) | cut)

@@ -7,8 +7,10 @@ from msgspec import UNSET, Meta, UnsetType
 from weft.codec.config import RandomKConfig
 from weft.config import Config
 from weft.errors import ConfigError
+from weft.pipeline.config import PipelineConfig
 from weft.sync.method.choices import Choices, LowRankConfig, MuonConfig, OptimizerConfig
 from weft.sync.records.charter import MAX_QUARANTINE
+from weft.verify.passages import NUMBERS
 
 
 class MembersTrust(Config, frozen=True, kw_only=True, tag_field="type", tag="members"):
@@ -22,14 +24,20 @@ class RecordedTrust(Config, frozen=True, kw_only=True, tag_field="type", tag="re
 
 class AuditedTrust(Config, frozen=True, kw_only=True, tag_field="type", tag="audited"):
     """As `recorded`, and members do some of each other's training steps again, and merge some parts again, drawn so
-    that nobody can foresee which. A majority that comes to something else strikes out who claimed it."""
+    that nobody can foresee which. A majority that comes to something else strikes out who claimed it. In a run with
+    stages: members of one compute some of each other's micro-batches again."""
 
     numerics: Literal["fp32", "bf16", "exact"] = "fp32"
     """Of matrix products in training steps, on all members alike: their last bits differ from machine to machine, and
     those of another precision far more. "exact": of all numbers in them, the same bits on every CPU."""
     micro_batch: Annotated[int, Meta(ge=0, description="samples at a time, on all members; 0: a whole batch")] = 0
     audit_rate: Annotated[
-        float, Meta(gt=0, le=1, description="chance that a contribution is audited, and each part of a result")
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="chance that a contribution is audited, and each part of a result; in stages each micro-batch",
+        ),
     ] = 0.1
     trace_every: Annotated[
         int, Meta(ge=1, le=100_000, description="training steps from one state that is named to the next")
@@ -67,6 +75,35 @@ def check(trust: TrustConfig | UnsetType, method: Choices) -> None:
     if isinstance(trust, AuditedTrust):
         _check_audited(method)
         _check_quarantine(trust, method)
+
+
+def check_staged(trust: TrustConfig | UnsetType, method: Choices, pipeline: PipelineConfig) -> None:
+    """As `check`, of a run with stages.
+
+    Raises:
+        ConfigError: it cannot be recorded, or what its members compute cannot be computed again.
+    """
+    if isinstance(trust, Recorded):
+        _check_recorded(method)
+    if not isinstance(trust, AuditedTrust):
+        return
+    sent = {"activations": pipeline.activations, "gradients": pipeline.gradients or pipeline.activations}
+    unlike = [name for name, config in sent.items() if config.__struct_config__.tag not in NUMBERS]
+    found = {
+        "members of a stage have other parameters each between two rounds of this method. Choose one that sends "
+        "gradients (ddp, powersgd, demo)": not method.sends_gradient,
+        'trust.numerics: sections are computed in fp32. Set numerics = "fp32"': trust.numerics != "fp32",
+        "trust.micro_batch: stages have pipeline.micro_batch. Leave it out": bool(trust.micro_batch),
+        "trust.trace_every: micro-batches are looked at one by one. Leave it out": trust.trace_every != 1,
+        "trust.quarantine: what a newcomer to a stage computes, others have to go on with at once. Set trust.quarantine"
+        " = 0": bool(trust.quarantine),
+        "pipeline.split: a team's members have parts of what goes on. Leave it out": pipeline.split is not None,
+        f"pipeline.{'.'.join(unlike[:1])}: two machines that round otherwise would send unlike bytes, or what is sent "
+        f"depends on what was sent before. Choose one of {', '.join(NUMBERS)}": bool(unlike),
+    }
+    for why, is_so in found.items():
+        if is_so:
+            raise ConfigError(f'trust: {why}, or set trust.type = "recorded".')
 
 
 def _check_recorded(method: Choices) -> None:
@@ -115,9 +152,7 @@ def check_loop(trust: TrustConfig | UnsetType) -> None:
         )
 
 
-def check_of_model(
-    trust: TrustConfig | UnsetType, *, is_private: bool, has_reward: bool, num_stages: int, is_crowded: bool
-) -> None:
+def check_of_model(trust: TrustConfig | UnsetType, *, is_private: bool, has_reward: bool, is_crowded: bool) -> None:
     """
     Args:
         is_crowded: more peers are expected than have a vote.
@@ -130,7 +165,6 @@ def check_of_model(
     found = {
         "is_private: nobody can do a training step again on text that stays where it is": is_private,
         "reward: answers are drawn beside training, and nobody names those": has_reward,
-        "model.stages: no peer has the whole state of a training step": num_stages > 1,
         "peers: those without a vote bring their work through others, who are counted for it": is_crowded,
     }
     for why, is_so in found.items():

@@ -45,7 +45,7 @@ from weft.training.section import SectionTrainer
 from weft.training.steps import Mean, Stepper
 from weft.training.tied import TiedTrainer, halved
 from weft.training.trainer import Trainer
-from weft.wire import Buffer
+from weft.wire import Buffer, digest
 
 RATE = 1e-4  # of one call: a vector of weights keeps its size for thousands of rounds
 SPREAD = 1009  # a prime: u has so many values
@@ -236,16 +236,16 @@ class CostSection(PacedSection, CostTrainer):
 
     def _passed(self, given: Given) -> Passed:
         boundary, section, num = self._boundary, self._section, given.num_samples
+        self._num_made += 1
         return _Nothing(
-            output=None if section.is_last else self._numbers(boundary.activations.nbytes(num)),
+            output=None if section.is_last else self._numbers(given, "on", boundary.activations.nbytes(num)),
             loss=self._loss if section.is_last else None,
-            gradient=None if section.is_first else self._numbers(boundary.gradients.nbytes(num)),
+            gradient=None if section.is_first else self._numbers(given, "back", boundary.gradients.nbytes(num)),
         )
 
-    def _numbers(self, nbytes: int) -> Buffer:
-        """Return as many bytes, which nobody has made before."""
-        self._num_made += 1
-        return f"{self._owing.name} {self._section.number} {self._num_made} ".encode().ljust(nbytes, b"\0")[:nbytes]
+    def _numbers(self, given: Given, way: str, nbytes: int) -> Buffer:
+        """Return as many bytes, on all machines alike: others may compute them again."""
+        return f"{way} {self._section.number} {digest(given.tokens)} ".encode().ljust(nbytes, b"\0")[:nbytes]
 
     def clear(self) -> None:
         """Do nothing: nothing is added up."""

@@ -60,6 +60,7 @@ from weft.sync.records.charter import (
     Struck,
     Unanswered,
 )
+from weft.sync.records.passages import Convicted, accused_in, convicted
 from weft.sync.records.tuning import Tuned, is_allowed, tuned_charter
 from weft.sync.records.work import Work
 from weft.verify.evidence.evidence import Lie, read
@@ -190,6 +191,11 @@ def _follow(before: Enacted, body: Body, warrant: acts.Warrant) -> Enacted:
         return _judge(before, body, warrant.letters)
     if warrant.letters[0].kind == acts.RewindBallot.__name__:
         return _rewind_by_votes(before, body, warrant.letters)
+    if warrant.letters[0].kind == acts.FalsePassage.__name__:
+        found = convicted(before.charter, body, warrant.letters)
+        if not isinstance(found, Convicted):
+            raise Void(found)
+        return _banned_as_liar(before, body, *found)
     if accused(warrant) is not None:
         return _strike_out(before, body, warrant)
     if len(warrant.letters) != 1:
@@ -232,6 +238,8 @@ def accused(warrant: acts.Warrant) -> PeerId | None:
     if first.kind == acts.Finding.__name__:
         verdicts = findings_in(warrant)
         return PeerId(verdicts[0].peer) if verdicts and {each.outcome for each in verdicts} == {"differs"} else None
+    if first.kind == acts.FalsePassage.__name__:
+        return accused_in(warrant.letters)
     return first.signer if first.kind == messages.RoundNote.__name__ else None
 
 

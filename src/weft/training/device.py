@@ -32,6 +32,7 @@ from weft.pipeline.codec.activations import BY_DEFAULT, ActivationConfig
 from weft.run.config import DpoConfig, Genesis, LoopConfig, RunConfig
 from weft.run.host import gigabytes, host_free_nbytes, process_nbytes
 from weft.run.machine import CapsConfig, PeerConfig
+from weft.run.staged import StagedConfig
 from weft.run.trust import AuditedTrust
 from weft.sync.costs import audit_memory_nbytes, peer_memory
 from weft.texts.section import codec_of, kind_with
@@ -148,7 +149,7 @@ def as_audited(run: RunConfig, peer: PeerConfig) -> PeerConfig:
         ConfigError: the machine's own contradict them.
     """
     trust = run.trust
-    if not isinstance(trust, AuditedTrust):
+    if not isinstance(trust, AuditedTrust) or isinstance(run, StagedConfig):  # sections are computed in fp32
         return peer
     micro_batch = min(trust.micro_batch or run.train.batch_size, run.train.batch_size)
     precision = "fp32" if trust.numerics == "exact" else trust.numerics
@@ -271,7 +272,7 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
 
 def audits_nbytes(run: Genesis) -> int:
     """Return the bytes of main memory that audits take of a member at most; nothing in a run that has none."""
-    if not isinstance(run, RunConfig) or not isinstance(run.trust, AuditedTrust):
+    if not isinstance(run, RunConfig) or not isinstance(run.trust, AuditedTrust) or isinstance(run, StagedConfig):
         return 0
     return audit_memory_nbytes(run.method, run.train.optimizer, run.vector.tensors, run.num_parameters)
 

@@ -25,7 +25,7 @@ from weft.events import Emit, WarmedUp
 from weft.model.backward import forward as passed_through
 from weft.model.transformer import SectionModule
 from weft.pipeline.codec.build import Boundaries
-from weft.pipeline.device import Given, Passed
+from weft.pipeline.device import Given, Passed, Ways
 from weft.pipeline.split.section import LayersAt
 from weft.pipeline.torch_device import TorchDevice
 from weft.pipeline.worker import Sum
@@ -36,6 +36,7 @@ from weft.training.learner import NOTHING_CAME, Work
 from weft.training.steps import Mean
 from weft.training.tied import TiedTrainer, averaged
 from weft.training.trainer import Trainer
+from weft.wire import Buffer
 
 
 class SectionTrainer(Trainer):
@@ -121,6 +122,9 @@ class SectionTrainer(Trainer):
 
     def forward(self, given: Given) -> Passed:
         return self.here.forward(given)
+
+    def apart(self, given: Given, returned: Buffer | None, theirs: Ways, mine: Ways) -> tuple[float, float]:
+        return self.here.apart(given, returned, theirs, mine)
 
     @property
     def is_warm(self) -> bool:

@@ -6,7 +6,8 @@
     fitting(run, peer, device)                                            # the same of this machine
 
 Parameters, moments, outer state and what rounds need are those of any run, of the section alone (`sync.costs`); in
-place of one micro-batch's activations stand those of all that are under way (`weft.cost.pipeline`). Nothing is counted
+place of one micro-batch's activations stand those of all that are under way (`weft.cost.pipeline`), and of one more
+where members look at what others compute, with what these were made of. Nothing is counted
 of what later attempts bring, which is held within `pipeline.worker.Bounds.held_nbytes` where members die.
 """
 
@@ -27,10 +28,12 @@ from weft.pipeline.codec.activations import AqSgdConfig, SubspaceConfig
 from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.sender import PER_STAGE
+from weft.pipeline.witness import AT_ONCE, KEPT_NBYTES
 from weft.pipeline.worker import Bounds
 from weft.run.config import TrainConfig
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
+from weft.run.trust import AuditedTrust
 from weft.sync.costs import peer_memory
 from weft.sync.method.choices import Choices
 from weft.training.device import (
@@ -60,6 +63,7 @@ class Holding:
     choices: Choices
     pipeline: PipelineConfig
     has_rows: bool = False  # of whole texts
+    is_audited: bool = False  # members look at what others of their stage compute
 
     @property
     def micro(self) -> MicroBatch:
@@ -79,7 +83,12 @@ class Holding:
 
 def of_run(run: StagedConfig) -> Holding:
     return Holding(
-        model=run.model, train=run.train, choices=run.method, pipeline=run.pipeline, has_rows=run.data.has_rows
+        model=run.model,
+        train=run.train,
+        choices=run.method,
+        pipeline=run.pipeline,
+        has_rows=run.data.has_rows,
+        is_audited=isinstance(run.trust, AuditedTrust),
     )
 
 
@@ -108,12 +117,23 @@ def section_memory(
         num_members,
         num_rounds=-(-train.tokens // (choices.every * train.batch_size * train.seq_len)),  # one begins all
         activations=cost_pipeline.activation_nbytes(
-            shape, holding.micro, num_taken, is_half=is_half, has_recompute=has_recompute
+            shape, holding.micro, num_taken + holding.is_audited, is_half=is_half, has_recompute=has_recompute
         )
         + team_nbytes(holding.pipeline, shape.num_parameters),
     )
-    held = memory.copies + codec_nbytes(holding.model, holding.pipeline, section)
+    held = memory.copies + codec_nbytes(holding.model, holding.pipeline, section) + passages_nbytes(holding)
     return replace(memory, copies=held, heap=int(HEAP * memory.activations))
+
+
+def passages_nbytes(holding: Holding) -> int:
+    """Return the bytes that a member keeps of what it has computed in a step, for others to look at, and fetches of
+    theirs; nothing where nobody looks."""
+    if not holding.is_audited:
+        return 0
+    micro = holding.micro
+    each = 2 * (micro.activations_nbytes + micro.gradients_nbytes)
+    num = -(-holding.train.batch_size // micro.num_samples)
+    return min(KEPT_NBYTES, num * each) + AT_ONCE * each
 
 
 def team_nbytes(pipeline: PipelineConfig, num_parameters: int) -> int:

@@ -32,11 +32,15 @@ from weft.pipeline.messages import Backward, Forward
 from weft.pipeline.routing import Router
 from weft.pipeline.sender import Returned, Sender
 from weft.pipeline.torch_device import TorchDevice
+from weft.pipeline.witness import Witness
 from weft.pipeline.worker import Bounds, CurrentStep, Worker
 from weft.tasks import Inline
+from weft.wire import digest
 
 R = TypeVar("R", bound=msgspec.Struct)
 RUN = RunId("cd" * 32)
+RUNS = tuple(RunId(digest(f"stage {number}".encode())) for number in range(3))
+HEAD = digest(b"head")
 SEQ_LEN, BATCH_SIZE = 6, 2
 CONFIG = msgspec.convert(
     {
@@ -87,6 +91,7 @@ class Member:
         self.senders: dict[int, Sender] = {}
         self.events: list[Event] = []
         self.worker: Worker = None  # type: ignore[assignment]
+        self.witness: Witness | None = None
         self.total = torch.zeros_like(model.gradient)  # of the rounds gone by
 
     @property
@@ -100,6 +105,7 @@ class Stages:
     Args:
         sizes: members of each stage.
         train_s: virtual seconds that each piece of work takes.
+        is_audited: members sign what they compute.
     """
 
     def __init__(
@@ -110,7 +116,9 @@ class Stages:
         train_s: float = 0.05,
         patience_s: float = 60.0,
         bounds: Bounds = Bounds(),  # noqa: B008
+        is_audited: bool = False,
     ) -> None:
+        self.is_audited = is_audited
         self.clock = VirtualClock()
         self.network = MemoryNetwork(delay_s=0.005)
         self.sizes = tuple(sizes)
@@ -159,6 +167,9 @@ class Stages:
                 self.members.append(Member(stage, node, self._link(node), model))
         codecs = Boundaries(Fp32Config())
         for member in self.members:
+            if self.is_audited:
+                member.witness = Witness(member.link, RUNS[: len(self.sizes)], self._peers_of, member.events.append)
+                member.witness.enter(member.stage, HEAD)
             device = TorchDevice(member.model, codecs, SEQ_LEN, BATCH_SIZE)
             onward = None if member.stage == len(self.sizes) - 1 else self._sender(member, member.stage + 1)
             if member.stage == 0:
@@ -173,6 +184,7 @@ class Stages:
                 CurrentStep(member.stage, self.clock),
                 member.events.append,
                 self._bounds,
+                witness=member.witness,
             )
             member.worker.start()
             for other in self.members:
@@ -182,10 +194,13 @@ class Stages:
             for other in self.members[:number]:
                 await member.node.connect(other.peer)
 
+    def _peers_of(self, stage: int) -> list[PeerId]:
+        return [each.peer for each in self.of(stage)]
+
     def _sender(self, member: Member, stage: int) -> Sender:
         router = Router(member.peer)
         router.seen({each.peer: 1 for each in self.members if each.stage == stage})
-        made = Sender(member.link, stage, router, self.clock, patience_s=self._patience_s)
+        made = Sender(member.link, stage, router, self.clock, patience_s=self._patience_s, witness=member.witness)
         member.senders[stage] = made
         return made
 

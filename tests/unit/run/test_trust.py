@@ -52,7 +52,7 @@ def test_methods_of_steps_between_rounds_can_be_audited(method: Mapping[str, Any
         ({"method": {"type": "noloco"}}, "exchange with neighbours"),
         ({"method": {"type": "async-diloco"}}, "wait for nobody"),
         ({"is_private": True}, "is_private"),
-        ({"stages": 2}, "stages"),
+        ({"stages": 2}, "sends gradients (ddp"),
         ({"peers": 40}, "peers"),
     ],
     ids=str,
@@ -62,6 +62,37 @@ def test_what_cannot_be_audited_is_refused_with_what_to_change(fields: Mapping[s
     with pytest.raises(ConfigError, match=re.escape(why)) as error:
         run_file(**(usual | dict(fields)))
     assert "recorded" in str(error.value) or "members" in str(error.value)
+
+
+STAGED = {"stages": 2, "method": {"type": "ddp"}, "trust": {"type": "audited", "quarantine": 0}}
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp8", "int8", "int4"])
+def test_stages_whose_members_have_the_same_parameters_in_a_round_can_be_audited(name: str) -> None:
+    run = run_file(**STAGED, pipeline={"activations": {"type": name}})
+    assert run.trust == AuditedTrust(quarantine=0)
+    assert run_file(**STAGED, pipeline={"gradients": {"type": name}}).trust == run.trust
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"method": {"type": "diloco"}}, "other parameters each"),
+        ({"trust": {"type": "audited"}}, "Set trust.quarantine = 0"),
+        ({"trust": {"type": "audited", "quarantine": 0, "trace_every": 2}}, "trust.trace_every"),
+        ({"trust": {"type": "audited", "quarantine": 0, "micro_batch": 2}}, "trust.micro_batch"),
+        ({"trust": {"type": "audited", "quarantine": 0, "numerics": "bf16"}}, "sections are computed in fp32"),
+        ({"trust": {"type": "audited", "quarantine": 0, "numerics": "exact"}}, "sections are computed in fp32"),
+        ({"pipeline": {"activations": {"type": "lplr"}}}, "pipeline.activations"),
+        ({"pipeline": {"activations": {"type": "aqsgd"}}}, "pipeline.activations"),
+        ({"pipeline": {"gradients": {"type": "lplr"}}}, "pipeline.gradients"),
+        ({"pipeline": {"split": {"by": "heads", "members": 2}}}, "pipeline.split"),
+    ],
+    ids=str,
+)
+def test_stages_in_which_nobody_else_can_compute_the_same_are_refused(fields: Mapping[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        run_file(**(STAGED | dict(fields)))
 
 
 def test_bytes_that_are_others_in_each_round_cannot_wait() -> None:

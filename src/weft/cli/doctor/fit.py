@@ -46,7 +46,7 @@ from weft.run.config import Genesis, RunConfig, TrainConfig
 from weft.run.genesis import MAX_RUN_NBYTES, read_run
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig, held_of
-from weft.run.trust import MembersTrust, TrustConfig, is_exact
+from weft.run.trust import AuditedTrust, MembersTrust, TrustConfig, is_exact
 from weft.store.home import Home
 from weft.sync.costs import peer_memory
 from weft.sync.method.choices import AdamWConfig, Choices
@@ -350,7 +350,13 @@ def _fit_of_file(
     (machines,) = question.machines
     num, free = num_parameters(trained.model), int(machines.memory_nbytes or 0)
     if trained.stages > 1:
-        held = Holding(model=trained.model, train=trained.train, choices=question.choices, pipeline=trained.pipeline)
+        held = Holding(
+            model=trained.model,
+            train=trained.train,
+            choices=question.choices,
+            pipeline=trained.pipeline,
+            is_audited=isinstance(question.trust, AuditedTrust),
+        )
         needed = least_nbytes(held, sections(trained.model, trained.stages)) - cost_pipeline.BASE_NBYTES
         has_room, what = needed <= cost.SPARE * free, f"the largest of {trained.stages} stages"
     else:

@@ -350,7 +350,7 @@ def _ask(
         price_per_kwh=defaults.price_per_kwh if prices.per_kwh is None else prices.per_kwh,
         idle_share=defaults.idle_share,
     )
-    if isinstance(question.trust, AuditedTrust) and question.audits is None:
+    if isinstance(question.trust, AuditedTrust) and question.audits is None and run_file.stages == 1:
         why = "with this method" if num <= run_file.electors else "where more train than vote"
         notes = (*notes, f"no audits are in these figures: members cannot audit each other {why}")
     return Asked(name=run_file.name, question=question, notes=notes, stages=run_file.stages, pipeline=run_file.pipeline)

@@ -341,8 +341,10 @@ def _details(manifest: "Manifest") -> list[str]:
 def _evidence_in(manifest: "Manifest") -> "Warrant | None":
     """Return by which evidence a round has struck a member out; None: by none."""
     from weft.sync.governance import accused, findings_in
+    from weft.sync.records.acts import FalsePassage
 
-    proven = (each for each in manifest.acts if accused(each) is not None and not findings_in(each))
+    told = (each for each in manifest.acts if each.letters[0].kind != FalsePassage.__name__)  # by a majority
+    proven = (each for each in told if accused(each) is not None and not findings_in(each))
     return next(proven, None)
 
 

@@ -10,7 +10,7 @@ members. What proves a lie may be large, and is told once to each; it is on disk
 
 On disk, each one canonical record that is replaced whole:
 
-    awaiting.bin    the letters of stewards, voters and auditors that wait
+    awaiting.bin    the letters of stewards, voters, auditors and members of stages that wait
     lies.bin        what proves that members lie, one lie of each, until a manifest has struck them out
 
 What is read is taken up as if somebody had just handed it in or told it, so nothing in the files is believed: a damaged
@@ -41,7 +41,7 @@ from weft.net.messages import MAX_REASON_CHARS
 from weft.net.node import Node
 from weft.peer.chain import Chain
 from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, HandIn, HandInAnswer, LieNote
-from weft.peer.round import verdicts
+from weft.peer.round import passages, verdicts
 from weft.store.home import RecordFile
 from weft.sync import governance
 from weft.sync.governance import Void
@@ -138,6 +138,8 @@ class PendingActs:
         self._earlier: Earlier | None = None
         self._verdicts: verdicts.Cast = {}
         self._on_verdict: list[Callable[[Signed, acts.Finding], None]] = []
+        self._passages: passages.Cast = {}
+        self._on_false_passage: list[Callable[[Signed], None]] = []
         self._on_lie: list[Callable[[Lie, acts.Warrant], None]] = []
         self._lies: dict[PeerId, acts.Warrant] = {}  # by who told them, of present members, oldest first
         self._aware: dict[PeerId, set[PeerId]] = {}  # of each of these, who of those linked has heard
@@ -169,7 +171,8 @@ class PendingActs:
         handed_in = [acts.Warrant(letters=(self._waiting[key],)) for key in sorted(self._waiting)]
         votes = [warrant for peer in base.electorate if (warrant := self._majority(peer)) is not None]
         votes += self._majorities_for_rewind()
-        waiting = [*self._lies.values(), *handed_in, *votes, *verdicts.warrants(self._verdicts, base)]
+        found = [*verdicts.warrants(self._verdicts, base), *passages.warrants(self._passages, base)]
+        waiting = [*self._lies.values(), *handed_in, *votes, *found]
         able = [each for each in waiting if self._is_able(each)]
         return governance.in_effect(base.charter, base.body, able, acts.MAX_ACTS) if able else ()
 
@@ -196,6 +199,7 @@ class PendingActs:
         self._save_lies()
         self._drop_void()
         self._verdicts = verdicts.still(self._verdicts, self._chain.base)
+        self._passages = passages.still(self._passages, self._chain.base)
         self._save()
 
     def _bar(self) -> None:
@@ -205,11 +209,11 @@ class PendingActs:
 
     def tell_again(self, now: float) -> None:
         """Tell all that are linked what waits, if it is time."""
-        is_any = self._waiting or self._ballots or self._for_rewind or self._lies or self._verdicts
-        if is_any and now - self._told_at >= TELL_AGAIN_S:
+        ballots = (*self._ballots.values(), *self._for_rewind.values())
+        letters = (*self._waiting.values(), *ballots, *self._found())
+        if (letters or self._lies) and now - self._told_at >= TELL_AGAIN_S:
             self._told_at = now
-            ballots = (*self._ballots.values(), *self._for_rewind.values())
-            for letter in (*self._waiting.values(), *ballots, *verdicts.letters(self._verdicts)):
+            for letter in letters:
                 self._tell(ActNote(letter=letter), but=None)
             self._told_nbytes = {}
             for liar in self._lies:
@@ -223,7 +227,7 @@ class PendingActs:
             return str(void)
         if is_news:
             self._save()
-            if letter.kind != acts.Finding.__name__:
+            if letter.kind not in (acts.Finding.__name__, acts.FalsePassage.__name__):
                 self._emit(ActWaits(by=letter.signer, kind=kind_of(letter), subject=subject_of(letter)))
             self._tell(ActNote(letter=letter), but=sender)
             self._on_change()
@@ -284,6 +288,8 @@ class PendingActs:
             return self._keep_verdict(letter)
         if letter.kind == acts.RewindBallot.__name__:
             return self._keep_for_rewind(letter)
+        if letter.kind == acts.FalsePassage.__name__:
+            return self._keep_false_passage(letter)
         return self._keep_ballot(letter) if letter.kind == acts.Ballot.__name__ else self._keep_act(letter)
 
     def _save(self) -> None:
@@ -291,9 +297,13 @@ class PendingActs:
         ballots = [self._ballots[key] for key in sorted(self._ballots)]
         ballots += [self._for_rewind[key] for key in sorted(self._for_rewind)]
         try:
-            self._awaiting.keep(Letters(letters=(*waiting, *ballots, *verdicts.letters(self._verdicts))))
+            self._awaiting.keep(Letters(letters=(*waiting, *ballots, *self._found())))
         except (DiskFull, DataError) as error:
             self._emit(Notice(text=f"letters that wait are kept only in this process's memory: {error}"))
+
+    def _found(self) -> Iterator[Signed]:
+        yield from verdicts.letters(self._verdicts)
+        yield from passages.letters(self._passages)
 
     def _save_lies(self) -> None:
         try:
@@ -383,6 +393,19 @@ class PendingActs:
             callback(letter, claimed(letter, acts.Finding))
         return True
 
+    def on_false_passage(self, callback: Callable[[Signed], None]) -> None:
+        """Call `callback(letter)` for each that a member tells of what another has computed."""
+        self._on_false_passage.append(callback)
+
+    def _keep_false_passage(self, letter: Signed) -> bool:
+        cast = passages.kept(self._passages, self._chain.base, letter)
+        if cast is self._passages:
+            return False
+        self._passages = cast
+        for callback in self._on_false_passage:
+            callback(letter)
+        return True
+
     def _majority(self, peer: PeerId) -> acts.Warrant | None:
         base = self._chain.base
         cast = {voter: self._ballots[peer, voter] for voter in base.electorate if (peer, voter) in self._ballots}
@@ -470,6 +493,17 @@ def told(manifest: Manifest) -> Iterator[ActEnacted]:
                 kind=STRIKE_OUT if is_lie else UNANSWERED,
                 subject=verdict.peer,
                 reason=printable(verdict.why) or DIFFERS if is_lie else NO_ANSWER,
+                changes={},
+            )
+            continue
+        if first.kind == acts.FalsePassage.__name__:
+            yield ActEnacted(
+                branch=manifest.branch,
+                round=manifest.round,
+                by=tuple(letter.signer for letter in warrant.letters),
+                kind=STRIKE_OUT,
+                subject=claimed(first, acts.FalsePassage).peer,
+                reason=printable(claimed(first, acts.FalsePassage).why) or DIFFERS,
                 changes={},
             )
             continue

@@ -44,6 +44,7 @@ from weft.pipeline.sender import Origin
 from weft.pipeline.worker import Sum, Worker
 from weft.run.staged import StagedConfig
 from weft.stages.step.barrier import ASK_S, Reports, Snapshots
+from weft.stages.step.lookout import Lookout
 from weft.stages.step.pipeline import Pipeline
 from weft.stages.step.teams import Teams
 from weft.stages.step.tied_conductor import TiedConductor
@@ -142,6 +143,7 @@ class Part:
     tied: TiedConductor | None  # None: no tied matrix lies apart from this section
     teams: Teams | None  # None: all members compute alone
     snapshots: Snapshots
+    lookout: Lookout | None  # None: members of the stage do not audit each other
     make_evaluator: Callable[[Parameters, Callable[[], bool]], Unmeasured]
 
 
@@ -182,6 +184,7 @@ class Conductor:
         part = self._part
         self._previous = digest_of(head)
         self._round = head.round if part.source is not None else max(self._round or 0, self._barrier.steps.newest.round)
+        self._open(head)
         if not self.is_ready:
             await self._reports.ask_all(self._previous)
             self.is_ready = True
@@ -221,6 +224,8 @@ class Conductor:
                 await self._make_step(counting.take_sum(), head.committed_tokens, number + 1)
             if is_over() or self._is_announced():
                 break
+        if part.lookout is not None:
+            await part.lookout.looked()
         self._round = max(self._reports.brought(digest_of(head)), default=round)
         await counting.report()
         total = counting.take_sum() if self._sends_gradient and num_samples else Sum()
@@ -290,6 +295,10 @@ class Conductor:
     async def until_lost(self) -> None:
         await self._reports.until_lost(self._previous)
 
+    async def settling(self) -> None:
+        if self._part.lookout is not None:
+            await self._part.lookout.close()
+
     async def settled(self, manifest: Manifest, electorate: Collection[PeerId]) -> bool:
         part = self._part
         reports = await self._reports.reports(manifest, electorate)
@@ -304,8 +313,14 @@ class Conductor:
         if part.tied is not None:
             await part.tied.merged(part.stage, self._round - 1, lambda: self._is_stopped)
         self._leave_steps(digest_of(manifest))
+        self._open(manifest)
         await part.worker.advance(self.step)
         return bool(closed.given_up)
+
+    def _open(self, head: Manifest) -> None:
+        """Let this peer look at what others compute with the parameters after a manifest, which it has."""
+        if self._part.lookout is not None:
+            self._part.lookout.open(head)
 
     def _leave_steps(self, state: Digest) -> None:
         """Let a team forget what was of other weights than those after `state`."""

@@ -25,15 +25,19 @@ from weft.launch.fetch import fetch_initial
 from weft.net.channel import Channel
 from weft.peer.companion import Parameters, Unmeasured
 from weft.peer.peer import Context, Outcome, Peer
+from weft.peer.round.acts import PendingActs
 from weft.peer.state.checkpoint import Snapshot, load
 from weft.pipeline.sender import Origin
+from weft.pipeline.witness import Witness
 from weft.pipeline.worker import Bounds, CurrentStep, Worker
 from weft.run.frozen import frozen_section
 from weft.run.genesis import initial
 from weft.run.staged import channel_of
+from weft.run.trust import AuditedTrust
 from weft.stages.messages import BeatAnswer, BeatRequest, Held, LeaveAnswer, MayLeave, PinAt, PinnedAnswer, State
 from weft.stages.step.barrier import Snapshots
 from weft.stages.step.conductor import Bystander, Conductor, Needs, Part, Source, StageEvaluator
+from weft.stages.step.lookout import Lookout, Place
 from weft.stages.step.pipeline import Kit, Pipeline
 from weft.stages.step.teams import Teams
 from weft.stages.step.tied_conductor import TiedConductor
@@ -251,12 +255,14 @@ class Member(Membership):
         self._teams = Teams(kit, pipeline, run, self.trainer, current) if is_split else None
         leader = None if self._teams is None else self._teams.leader
         work = self._compute.piece
-        self.worker = Worker(pipeline.link, stage, self.trainer, onward, work, current, emit, bounds, leader)
+        witness = pipeline.witness
+        self.worker = Worker(pipeline.link, stage, self.trainer, onward, work, current, emit, bounds, leader, witness)
         self._source: Source | None = None
         if stage == 0:
             first = int(clock.wall() * 1000) << 20  # no process of this peer has begun one so high
             origin = Origin(kit.node.peer, pipeline.sender(0), run.stages, first)
             self._source = Source(origin, batches, micro_batch, kit.compute)
+        self._lookout = None if witness is None else self._make_lookout(witness)
         part = Part(
             stage=stage,
             run=run,
@@ -269,11 +275,22 @@ class Member(Membership):
             tied=self._tied,
             teams=self._teams,
             snapshots=self.snapshots,
+            lookout=self._lookout,
             make_evaluator=self._make_evaluator,
         )
         self.conductor = Conductor(part)
         self._context = self._make_context(self.trainer, self.conductor, outer)
         self.peer = Peer(run, self._context)
+
+    def _make_lookout(self, witness: Witness) -> Lookout:
+        kit, trust = self._kit, self.run.trust
+        assert isinstance(trust, AuditedTrust)
+
+        def acts() -> PendingActs | None:
+            return None if self.peer.rounds is None else self.peer.rounds.acts
+
+        place = Place(self.stage, self.run, kit.identity, self._pipeline.link, witness, kit.clock, kit.emit, acts)
+        return Lookout(place, trust.audit_rate, self.trainer, self.worker.again)
 
     async def live(self, *, wait_for: int | None, snapshot: Snapshot | None) -> Outcome:
         self.worker.start()
@@ -286,6 +303,8 @@ class Member(Membership):
 
     async def _end(self) -> None:
         self.worker.stop()
+        if self._lookout is not None:
+            await self._lookout.aclose()
         if self._teams is not None:
             await self._teams.aclose()
         await self.worker.aclose()

@@ -18,8 +18,10 @@ from weft.pipeline.link import StageLink
 from weft.pipeline.routing import Router
 from weft.pipeline.sender import Sender
 from weft.pipeline.split.exchange import Exchanges
+from weft.pipeline.witness import Witness
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
+from weft.run.trust import AuditedTrust
 from weft.stages.report import StageReports
 from weft.stages.step.barrier import Barrier
 from weft.stages.table import StageTable, leaders
@@ -79,6 +81,10 @@ class Pipeline:
             self.serving = Serving(
                 cut_of(run, kit.data.tokenizer), kit.settings, self.link, kit.clock, beside, kit.emit
             )
+        self.witness: Witness | None = None
+        if isinstance(run.trust, AuditedTrust):
+            runs = tuple(run.of_stage(stage).run for stage in range(run.stages))
+            self.witness = Witness(self.link, runs, lambda stage: self.table.held(stage).keys(), kit.emit)
         self.barrier = Barrier(kit.node, self.table)
         self.exchanges = Exchanges(self.link)
         self.reports = StageReports(kit.node, kit.clock, kit.emit)
@@ -101,7 +107,7 @@ class Pipeline:
         """Return what sends to a stage: one for all that do."""
         if stage not in self._senders:
             router = Router(self._node.peer)
-            self._senders[stage] = Sender(self.link, stage, router, self._clock), router
+            self._senders[stage] = Sender(self.link, stage, router, self._clock, witness=self.witness), router
             self._route()
         return self._senders[stage][0]
 

@@ -124,6 +124,9 @@ class TiedConductor:
     async def until_lost(self) -> None:
         await self._reports.until_lost(self._previous)
 
+    async def settling(self) -> None:
+        """Do nothing: what end stages compute ends with their own rounds."""
+
     async def settled(self, manifest: Manifest, electorate: Collection[PeerId]) -> bool:  # noqa: ARG002
         self._next = max(self._reports.brought(manifest.previous), default=self._next) + 1
         await self._snapshots.settled(self._next, digest_of(manifest))

@@ -4,6 +4,7 @@
     members     Ballot    for the removal of one key: of more than half of the electorate
                 RewindBallot    for going back to an earlier round, alike
     auditors    Finding   on one work, alike: of more than half of the electorate
+                FalsePassage   of one member of a stage, each on what it has computed again: likewise
     evidence    two notes of a round that contradict each other, or what a member signed of its work and what shows that
                 it is not so (`weft.verify.evidence`): whoever has it strikes their signer's key out
 
@@ -159,6 +160,16 @@ class Finding(Record, frozen=True, kw_only=True):
     outcome: Outcome
     why: Reason = ""
     weighed: Weighed | UnsetType = UNSET  # of training steps that differ; unset: that cannot be taken out again
+
+
+class FalsePassage(Record, frozen=True, kw_only=True):
+    """What a member of a stage signs that has computed a micro-batch of another again, and came to something else."""
+
+    run: HexRun  # of the stage
+    peer: HexPeer  # who has computed it
+    round: Annotated[Round, Meta(ge=0, le=1 << 53)]  # in which it was computed
+    passage: Signed  # what that one has signed of it
+    why: Reason = ""
 
 
 class Warrant(Record, frozen=True, kw_only=True):

@@ -133,6 +133,12 @@ class AuditTerms(Record, frozen=True, kw_only=True):
     exact: ExactTerms | UnsetType = UNSET  # unset: machines round otherwise, so a number proves nothing
 
 
+class PassageTerms(Record, frozen=True, kw_only=True):
+    """How members of a stage look at what others of it compute."""
+
+    rate: Annotated[float, Meta(gt=0, le=1)]  # the chance that a micro-batch is computed again by somebody
+
+
 class Quarantined(Record, frozen=True, kw_only=True):
     """A member whose works count once others have found nothing wrong with them: `weft.sync.records.quarantine`."""
 
@@ -163,6 +169,7 @@ class Charter(Record, frozen=True, kw_only=True):
     is_recorded: bool | UnsetType = UNSET  # manifests name what was before them; unset: they do not
     min_seq_len: Annotated[int, Meta(ge=1)] | UnsetType = UNSET  # shorter ones do not fit the data; unset: all do
     audits: AuditTerms | UnsetType = UNSET  # unset: nobody's work is audited
+    passages: PassageTerms | UnsetType = UNSET  # of a stage; unset: nothing is computed again
     unanswered: Annotated[tuple[Unanswered, ...], Meta(max_length=MAX_BANNED)] | UnsetType = UNSET  # ascending
     false_works: Annotated[tuple[FalseWork, ...], Meta(max_length=MAX_BANNED)] | UnsetType = UNSET  # as they were found
     quarantined: Annotated[tuple[Quarantined, ...], Meta(min_length=1, max_length=MAX_MEMBERS)] | UnsetType = (
