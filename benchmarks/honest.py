@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from sysconfig import get_path
 from typing import Any, Literal
+from unittest.mock import patch
 
 from torch import Tensor
 
@@ -47,7 +48,7 @@ from weft.events import (
     WorkDoubted,
 )
 from weft.log import read_jsonl
-from weft.peer.audit import auditor
+from weft.peer.audit import auditor, steps
 from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.run.trust import AuditedTrust
 from weft.sim.play import Played, play
@@ -108,18 +109,15 @@ class Farthest:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        measured = auditor.distance
+        measured = steps.distance
 
         def distance(before: Tensor, mine: Tensor, theirs: Tensor) -> float:
             found = measured(before, mine, theirs)
             self.most, self.num = max(self.most, found), self.num + 1
             return found
 
-        auditor.distance = distance
-        try:
+        with patch.object(auditor, "distance", distance):
             yield
-        finally:
-            auditor.distance = measured
 
 
 def scenario_of(seed: int, num_rounds: int) -> Scenario:

@@ -14,7 +14,7 @@ machines round differently.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -392,8 +392,8 @@ class Game:
             self._lie(self._keys[peer], manifest)
         self._go_on()
 
-    def _waited_before(self, manifest: Manifest) -> "_Waited":
-        return _Waited(self._held, manifest.round)
+    def _waited_before(self, manifest: Manifest) -> Callable[[Digest], bool]:
+        return lambda work: self._held.get(work, manifest.round) < manifest.round
 
     def _looks(self, key: Key, peer: PeerId) -> bool:
         way = key.seat.way
@@ -416,7 +416,7 @@ class Game:
         for each in manifest.contributions if way.accuses else ():
             about = self._keys[PeerId(each.peer)]
             is_spared = about is key or (way.looks == "at no friend" and about.seat.way is not None)
-            if not is_spared:
+            if not is_spared and each.work is not UNSET:
                 self._tell(key, about.peer, manifest.round, Digest(each.work), 0, "differs")
         for one in manifest.held or () if way.looks == "at no friend" else ():
             if self._keys[PeerId(one.peer)].seat.way is not None and one.peer != key.peer:
@@ -511,16 +511,6 @@ class Game:
             if is_heard(me, letter.signer, peer, key.false_alarms) and (work, DOUBTED) not in key.begun:
                 key.begun.add((work, DOUBTED))
                 self._begin(key, peer, round, work, number, accuser)
-
-
-class _Waited(NamedTuple):
-    """Whether a work waited before some round."""
-
-    held: dict[Digest, Round]
-    round: Round
-
-    def __call__(self, work: Digest) -> bool:
-        return self.held.get(work, self.round) < self.round
 
 
 def _seen(seat: Seat, most: int) -> Seen:

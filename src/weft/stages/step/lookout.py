@@ -233,7 +233,7 @@ class Lookout:
         gradient = await self._fetched(key, passage.gradient, _nbytes(mine.gradient), before)
         theirs = Ways(None if output is None else output.data, None if gradient is None else gradient.data)
         found = await self._compute(partial(device.apart, given, back, theirs, mine))
-        return max(0.0, *found) if is_near(found, losses, *self._numbers) else None
+        return max(0.0, *found) if is_near(found, losses, self._numbers[0], self._numbers[1]) else None
 
     def _read(self, key: Key) -> Passage:
         """
