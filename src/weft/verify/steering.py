@@ -29,7 +29,7 @@ SHARE = 0.01  # of the threshold
 def chance(num_longer: int, num_shorter: int) -> float:
     """Return the chance that of so many fair signs so many, or more, are on one side, whichever it is."""
     num, most = num_longer + num_shorter, max(num_longer, num_shorter)
-    return min(1.0, 2 * sum(comb(num, each) for each in range(most, num + 1)) / 2**num)
+    return min(1.0, 2 * sum(comb(num, each) for each in range(most, num + 1)) / (1 << num))
 
 
 @dataclass(frozen=True)
