@@ -188,6 +188,32 @@ def test_of_honest_members_nobody_is_doubted_whoever_dies_and_comes_back(tmp_pat
     assert not seen(house.machines, ActEnacted)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_whenever_whoever_is_killed_and_comes_back_no_honest_member_is_doubted(tmp_path: Path, seed: int) -> None:
+    luck = np.random.default_rng(seed)
+
+    async def work(house: House) -> None:
+        machines = crew(house, 9)
+        await rounds(machines[0], 4)
+        for _ in range(6):
+            await asyncio.sleep(float(luck.uniform(0.1, 4.0)))
+            alive = [each for each in machines[1:] if not each.is_dead and not each.task.done()]
+            if not alive:
+                break
+            killed = alive[int(luck.integers(len(alive)))]
+            killed.kill()
+            await asyncio.sleep(float(luck.uniform(0.1, 12.0)))
+            machines.append(house.start(killed.name))
+        await done(machines)
+
+    run = sealed(tmp_path, num_steps=120, trust=OFTEN, rebalance_s=10.0, activations=Int8Config(block=32))
+    house = play(run, tmp_path, work)
+    assert not seen(house.machines, PassageDoubted) + seen(house.machines, AccuserDoubted)
+    assert not seen(house.machines, ActEnacted) + seen(house.machines, PassageRefused)
+    assert len(seen(house.machines, PassageAudited)) > 100
+
+
 async def holds(machines: list[Machine], kind: Kind) -> Member:
     """Return the part in its stage of who is of a kind of its own, once it has it."""
     while True:

@@ -10,6 +10,7 @@ partly by these and partly by those is given up.
 
 Failure:
 - a member that signs nothing, or something else than it was sent: another gets the micro-batch, and an event says so.
+- a member of the next stage that this peer has not heard of yet: another gets the micro-batch, and nobody is to blame.
 - there is no room for what passages were made of: the oldest is forgotten, and nobody looks at it any more.
 """
 
@@ -30,6 +31,8 @@ from weft.verify.passages import MAX_PASSAGE_NBYTES, Asked, Passage, is_joined, 
 from weft.wire import Signed, digest, seal, unseal
 
 KEPT_NBYTES = 256 << 20  # of a stage; who was drawn fetches at once
+MAX_SEEN = 4096  # peers that have held a stage
+UNKNOWN = "nobody here knows the member of the next stage yet"
 AT_ONCE = 4  # passages of others whose bytes are held here to be looked at
 
 
@@ -69,6 +72,7 @@ class Witness:
         self._heads: dict[int, Digest] = {}
         self._entered = asyncio.Event()  # another each time
         self._kept: dict[int, deque[Parcel]] = {}
+        self._seen: dict[int, set[PeerId]] = {}  # who has held a stage
         link.on_stage_note(PassageTold)
 
     # --- the parameters of a stage ---
@@ -174,14 +178,22 @@ class Witness:
             after = read_passage(note.after, author)
         except WireError as error:
             return str(error)
-        is_there = after.run == self._runs[stage + 1] and author in {self._link.me, *self._members(stage + 1)}
-        if is_there and is_joined(passage, peer, after, author):
-            return None
-        return "the member of the next stage has signed something else"
+        if after.run != self._runs[stage + 1] or not is_joined(passage, peer, after, author):
+            return "the member of the next stage has signed something else"
+        return None if self._has_held(author, stage + 1) else UNKNOWN
+
+    def _has_held(self, peer: PeerId, stage: int) -> bool:
+        """Return whether a peer holds a stage, or has, since this process began: it may be gone since it signed."""
+        seen = self._seen.setdefault(stage, set())
+        if len(seen) > MAX_SEEN:
+            seen.clear()
+        seen |= {self._link.me, *self._members(stage)}
+        return peer in seen
 
     def refuse(self, peer: PeerId, stage: int, reason: str) -> None:
-        """Say that what a member sends back is not accepted."""
-        self._emit(PassageRefused(stage=stage, member=peer, reason=reason))
+        """Say that what a member sends back is not accepted, where it is to blame."""
+        if reason != UNKNOWN:
+            self._emit(PassageRefused(stage=stage, member=peer, reason=reason))
 
     async def tell(self, passage: Signed, request: Forward, sent: Parcel | None, back: Parcel | None) -> None:
         """Tell the other members of a stage what one of them has computed, and keep what was sent to it, and back."""

@@ -14,7 +14,7 @@ from weft.errors import PeerError
 from weft.events import Event, PassageRefused
 from weft.ids import PeerId
 from weft.pipeline.messages import PassageTold
-from weft.pipeline.witness import Made, Witness
+from weft.pipeline.witness import UNKNOWN, Made, Witness
 from weft.verify.passages import Passage, is_joined
 from weft.wire import Signed, claimed, digest, seal
 
@@ -142,6 +142,26 @@ def test_who_signs_something_else_than_it_sends_is_left_for_another_and_each_sti
             for _ in range(2):
                 await stages.round(number)
             assert distance(stages.total(number), stages.expected(number, batches(stages, NUM))) < 1e-6
+
+    stages.run(play)
+
+
+def test_a_member_of_the_next_stage_may_be_gone_since_it_signed_and_one_never_heard_of_blames_nobody() -> None:
+    stages = Stages(is_audited=True)
+
+    async def play() -> None:
+        sender = stages.of(0)[0]
+        witness = sender.witness
+        assert witness is not None
+        last = stages.of(2)[0].peer
+        assert witness._has_held(last, 2)
+        witness._members = lambda _stage: ()
+        assert witness._has_held(last, 2)
+        assert not witness._has_held(PeerId("9" * 64), 2)
+        witness.refuse(last, 1, UNKNOWN)
+        assert sender.events == []
+        witness.refuse(last, 1, "it names another loss")
+        assert [type(event) for event in sender.events] == [PassageRefused]
 
     stages.run(play)
 

@@ -105,8 +105,9 @@ class Lookout:
         self._acts: PendingActs | None = None
         self._room = asyncio.Semaphore(AT_ONCE)
         self._tasks = Tasks()
-        numbers = place.run.pipeline.activations, place.run.pipeline.gradients or place.run.pipeline.activations
-        self._numbers = tuple(each.__struct_config__.tag for each in numbers)
+        pipeline = place.run.pipeline
+        self._sent = str(pipeline.activations.__struct_config__.tag)
+        self._sent_back = str((pipeline.gradients or pipeline.activations).__struct_config__.tag)
         place.link.hold(place.stage, PassageTold, self._on_told)
 
     # --- what rounds ask of it ---
@@ -233,7 +234,7 @@ class Lookout:
         gradient = await self._fetched(key, passage.gradient, _nbytes(mine.gradient), before)
         theirs = Ways(None if output is None else output.data, None if gradient is None else gradient.data)
         found = await self._compute(partial(device.apart, given, back, theirs, mine))
-        return max(0.0, *found) if is_near(found, losses, self._numbers[0], self._numbers[1]) else None
+        return max(0.0, *found) if is_near(found, losses, self._sent, self._sent_back) else None
 
     def _read(self, key: Key) -> Passage:
         """
