@@ -87,7 +87,7 @@ class Machine:
         path = os.pathsep.join(sys.path)
         self._process = subprocess.Popen(
             command,
-            env=os.environ | {"PYTHONPATH": path, **PATIENT} | environment,
+            env={**os.environ, "PYTHONPATH": path, **PATIENT, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
