@@ -49,7 +49,7 @@ from weft.sync.method.schedule import ConstantConfig
 from weft.sync.records import counters, quarantine
 from weft.sync.records.acts import MAX_ACTS, Finding, Outcome, Warrant
 from weft.sync.records.charter import AuditTerms, Charter, Settings
-from weft.sync.records.messages import Base, Brought, Counted, HeldWork, Manifest, PartResult, next_base
+from weft.sync.records.messages import Base, Brought, Counted, HeldWork, Manifest, PartResult, next_base, works_in
 from weft.sync.round.shares import weighed
 from weft.verify.draw import Draw, drawn
 from weft.verify.suspicion import Suspicion
@@ -382,7 +382,7 @@ class Game:
         for peer in still:
             key = self._keys[peer]
             ticket = seal(key.identity, draw)
-            times, has_waited = key.suspicion.times, self._waited_before(manifest)
+            times, has_waited = key.suspicion.times, self._waited_before(manifest.round)
             judges = partial(quarantine.judges, base.charter, base.electorate)
             for whose, work, rate, num in chosen(manifest, charter, ticket, judges, times, has_waited):
                 number = drawn(ticket.signature, work, rate, num, self.links)
@@ -392,8 +392,8 @@ class Game:
             self._lie(self._keys[peer], manifest)
         self._go_on()
 
-    def _waited_before(self, manifest: Manifest) -> Callable[[Digest], bool]:
-        return lambda work: self._held.get(work, manifest.round) < manifest.round
+    def _waited_before(self, round: Round) -> Callable[[Digest], bool]:
+        return lambda work: self._held.get(work, round) < round
 
     def _looks(self, key: Key, peer: PeerId) -> bool:
         way = key.seat.way
@@ -413,11 +413,11 @@ class Game:
         way = key.seat.way
         if way is None:
             return
-        for each in manifest.contributions if way.accuses else ():
-            about = self._keys[PeerId(each.peer)]
+        for peer, work in works_in(manifest) if way.accuses else ():
+            about = self._keys[peer]
             is_spared = about is key or (way.looks == "at no friend" and about.seat.way is not None)
-            if not is_spared and each.work is not UNSET:
-                self._tell(key, about.peer, manifest.round, Digest(each.work), 0, "differs")
+            if not is_spared:
+                self._tell(key, peer, manifest.round, work, 0, "differs")
         for one in manifest.held or () if way.looks == "at no friend" else ():
             if self._keys[PeerId(one.peer)].seat.way is not None and one.peer != key.peer:
                 self._tell(key, PeerId(one.peer), manifest.round, Digest(one.work), 0, "equal")
