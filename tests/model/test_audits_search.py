@@ -54,7 +54,7 @@ def test_nobody_strikes_out_who_is_honest_whatever_is_lost_late_or_told_twice(bo
     assert search.num_struck == 0
 
 
-@pytest.mark.parametrize("bounds", [ACCUSED._replace(drawn=()), TWO_LIARS, pytest.param(CROWD, marks=pytest.mark.full)])
+@pytest.mark.parametrize("bounds", [ACCUSED._replace(drawn=()), TWO_LIARS, pytest.param(CROWD, marks=pytest.mark.slow)])
 def test_what_fewer_than_a_majority_say_comes_to_nothing_where_the_others_are_answered(bounds: Bounds) -> None:
     """Where they are not, what they find themselves may make a majority: the worker counts as silent, and stays."""
     search = AuditSearch(bounds._replace(can_wait=False))

@@ -93,7 +93,11 @@ def test_all_leases_of_a_run_are_made_again_by_who_was_not_there(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("method", METHODS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(
+    "method",
+    [METHODS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in METHODS[1:])],
+    ids=lambda each: type(each).__name__,
+)
 def test_work_of_several_leases_and_of_who_was_killed_is_made_again(
     make: Make, tmp_path: Path, method: MethodConfig
 ) -> None:

@@ -117,7 +117,7 @@ class Counted(Weights):
         Counted.most = max(Counted.most, len(alike))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_over_twenty_swaps_logits_are_those_of_one_rounds_model_and_two_versions_are_held(
     tmp_path: Path, copies: Copies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +185,9 @@ def test_rounds_with_texts_beside_are_those_without_to_the_bit(tmp_path: Path, c
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("how", ["pauses", "leaves", "moves"])
+@pytest.mark.parametrize(
+    "how", ["moves", *(pytest.param(each, marks=pytest.mark.slow) for each in ("pauses", "leaves"))]
+)
 def test_a_text_and_training_go_on_where_a_member_of_its_path_pauses_leaves_or_moves(
     tmp_path: Path, copies: Copies, how: str
 ) -> None:

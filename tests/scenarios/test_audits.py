@@ -196,7 +196,7 @@ def test_who_computes_something_else_is_struck_out(make_swarm: MakeSwarm, way: W
     assert {(doubt.member, doubt.outcome) for doubt in doubts(swarm, but="d")} == {(swarm.member("d").id, "differs")}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_who_trains_at_another_rate_is_struck_out_in_exact_numbers(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(method=METHODS[0], trust=EXACT, num_rounds=24, num_peers=4, learns=True)
     made = count()
@@ -207,7 +207,7 @@ def test_who_trains_at_another_rate_is_struck_out_in_exact_numbers(make_swarm: M
     assert {audit.distance for audit in audits(swarm)} == {0.0}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_one_bit_of_a_state_is_enough_in_exact_numbers(make_swarm: MakeSwarm) -> None:
     class OneBit(Trainer):
         """Changes the last bit of one parameter in each step."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -322,8 +323,18 @@ def test_a_run_goes_on_whose_only_members_of_each_stage_have_all_paused(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("stage", [0, 1, 2])
-@pytest.mark.parametrize("apart_s", [None, 0.5, 6.0])
+@pytest.mark.parametrize(
+    ("stage", "apart_s"),
+    [
+        (0, None),
+        (2, 6.0),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in product(range(3), (None, 0.5, 6.0))
+            if each not in ((0, None), (2, 6.0))
+        ),
+    ],
+)
 def test_a_round_goes_on_whose_only_work_went_with_a_member_that_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: int, apart_s: float | None
 ) -> None:

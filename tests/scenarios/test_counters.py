@@ -63,8 +63,8 @@ class Played:
     def _watch(self, patch: pytest.MonkeyPatch) -> None:
         apply = Replica.apply
 
-        def noted(replica: Replica, manifest: Manifest, results: Any) -> None:
-            apply(replica, manifest, results)
+        def noted(replica: Replica, manifest: Manifest, *given: Any) -> None:
+            apply(replica, manifest, *given)
             known = self.models.setdefault(manifest.round, replica.outer.clone())
             assert torch.equal(known, replica.outer), "all members have the same"
 

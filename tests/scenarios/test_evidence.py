@@ -17,11 +17,11 @@ from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec.config import Int8Config
 from weft.events import ActEnacted, LieProven, WorkTakenOut
 from weft.ids import Digest, PeerId
-from weft.peer.audit import operations, proving
 from weft.peer.audit.auditor import Auditor
 from weft.peer.audit.merges import Merge, Merges
-from weft.peer.audit.operations import Listing
 from weft.peer.audit.outcome import Found
+from weft.peer.audit.proofs import operations, proving
+from weft.peer.audit.proofs.operations import Listing
 from weft.peer.audit.trace import Trace
 from weft.peer.audit.worker import Worker
 from weft.sim.scenario import Way
@@ -69,7 +69,7 @@ def test_no_honest_step_and_no_honest_part_is_evidence(
     async def looked(auditor: Auditor, audit: Any, looking: Any, shown: Any) -> Any:
         event = await act(auditor, audit, looking, shown)
         if looking.phase == "opening":
-            theirs = await auditor._checks.pulled(audit, shown.theirs)
+            theirs = await auditor._checks.pulled(PeerId(audit.work.peer), shown.theirs)
             assert await auditor._proof_of_step(audit, shown, theirs) is None
         return event
 
@@ -131,7 +131,7 @@ def test_an_optimizer_that_is_not_the_last_work_s_is_evidence(
     assert proven(swarm) == "its optimizer does not go on from the work that it names"
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_plain_sgd_at_another_rate_is_evidence(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(
         method=METHODS[0],
@@ -147,7 +147,7 @@ def test_plain_sgd_at_another_rate_is_evidence(make_swarm: MakeSwarm) -> None:
     assert proven(swarm) == "its optimizer did not make this training step"
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_who_signs_no_step_is_judged_by_a_majority(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
     swarm = make_swarm(method=METHODS[0], trust=EXACT, num_rounds=24, num_peers=4, learns=True)
     made = count()
@@ -167,7 +167,7 @@ class MadeUp(Trainer):
         return super()._descend(norm, rate)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_gradient_that_was_made_up_is_judged_by_a_majority(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +189,7 @@ def lies(make: Callable[..., Trainer]) -> Callable[..., Trainer]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("way", ["other text", "one other sample"])
+@pytest.mark.parametrize("way", ["other text", pytest.param("one other sample", marks=pytest.mark.slow)])
 def test_samples_other_than_the_leased_ones_are_evidence(make_swarm: MakeSwarm, way: Way) -> None:
     swarm = make_swarm(method=METHODS[0], trust=EXACT, num_rounds=24, num_peers=4, learns=True)
     swarm.make_trainer = lies(always(way))
@@ -197,7 +197,7 @@ def test_samples_other_than_the_leased_ones_are_evidence(make_swarm: MakeSwarm, 
     assert proven(swarm) == "its gradient is not that of its samples (words)"
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_half_a_batch_twice_is_evidence(make_swarm: MakeSwarm) -> None:
     class Half(Trainer):
         def _fill(self, positions: NDArray[np.int64]) -> Mean:
@@ -210,7 +210,7 @@ def test_half_a_batch_twice_is_evidence(make_swarm: MakeSwarm) -> None:
     assert proven(swarm) == "its gradient is not that of its samples (words)"
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_gradient_that_was_made_up_and_is_listed_is_evidence(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +237,7 @@ def test_a_gradient_that_was_made_up_and_is_listed_is_evidence(
     assert proven(swarm) == "its gradient is not that of its samples (samples 0 to 1: gradient)"
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_gradient_of_other_parameters_is_evidence(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stale(Trainer):
         def _fill(self, positions: NDArray[np.int64]) -> Mean:

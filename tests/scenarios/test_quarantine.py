@@ -86,8 +86,8 @@ class Newcomer:
         self.models: dict[Round, Tensor] = {}  # the outer parameters after each round
         apply = Replica.apply
 
-        def noted(replica: Replica, manifest: Manifest, results: Any) -> None:
-            apply(replica, manifest, results)
+        def noted(replica: Replica, manifest: Manifest, *given: Any) -> None:
+            apply(replica, manifest, *given)
             self.models.setdefault(manifest.round, replica.outer.clone())
 
         bring_more(patch, lambda carry: self.new is not None and carry is self.new._carry, times)
@@ -216,7 +216,7 @@ def test_where_no_settled_member_stays_newcomers_go_on(make_swarm: MakeSwarm) ->
     swarm.run(scenario)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_newcomers_that_audit_nothing_keep_settled_members_from_striking_nobody_out(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,7 +125,7 @@ def test_members_vote_and_more_than_half_of_them_decide(make_swarm: MakeSwarm, m
     swarm.run(scenario)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_who_came_later_or_has_lost_what_its_lease_began_with_asks_others(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +175,7 @@ def test_who_is_killed_then_comes_back_to_the_same_parameters(
     swarm.run(scenario)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_newcomer_takes_over_what_the_run_has_gone_back_to(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,7 +77,7 @@ def test_neighbours_in_a_pipeline_of_small_models_are_never_slowed(levels: list[
     assert min(levels) > BURST_S / 2
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_members_that_draw_texts_for_somebody_are_never_slowed(
     levels: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

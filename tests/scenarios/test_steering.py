@@ -12,7 +12,7 @@ from weft.verify.steering import LASTS
 from weft.verify.suspicion import TIMES
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_who_steers_within_what_is_held_for_honest_is_suspected_and_not_judged(make_swarm: MakeSwarm) -> None:
     """It looks at others with the same machine, so it learns that it is the odd one."""
     swarm = make_swarm(

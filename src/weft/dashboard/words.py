@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from weft import events
-from weft.dashboard import deeds, figures
+from weft.dashboard import deeds, figures, findings
 from weft.dashboard.stages import ordinal, prefixed, stage_of
 from weft.events import Entry, Event
 from weft.ids import PeerId, several, short
@@ -119,46 +119,6 @@ def _row(event: Event) -> _Row:
 # --- where there are several cases ---
 
 
-def _strays(e: events.MemberStrays, _own: PeerId) -> str:
-    if e.is_back:
-        steps = "training steps of {member:peer} are as long as the same made by {me:peer} again"
-        return steps if e.what == "steps" else "the {what} of {member:peer} is like the others' again"
-    if e.what == "steps":
-        side = "longer" if e.value > 0 else "shorter"
-        return (
-            f"training steps of {{member:peer}} are {side} than the same made by {{me:peer}}, nearly each time, by "
-            f"{abs(e.value):.2g} on average: that is within what is held for honest, and no rounding"
-        )
-    if e.what == "loss":
-        return "the loss of {member:peer} is {value:.2f}, and the others' is {usual:.2f}: other data or rates?"
-    times = f"{e.value / e.usual:.3g} times" if e.value > e.usual else f"1/{e.usual / e.value:.3g}"
-    return f"an update of {{member:peer}} is {times} as large as the others': other data or rates?"
-
-
-def _not_learning(e: events.NotLearning, _own: PeerId) -> str:
-    outdated = "" if e.num_members == 1 else ", or rounds count outdated work"  # one peer's work never is
-    return (
-        "after {committed_tokens:,} tokens the members' loss is {loss:.2f}, no lower than the {first_loss:.2f} at the "
-        f"start: learning rates may be too high{outdated}"
-    )
-
-
-def _strays_advice(e: events.MemberStrays) -> Remedy | None:
-    if e.is_back:
-        return None
-    if e.what == "steps":
-        return (
-            "member",
-            "Training steps of {member:peer} are all on one side of the same made by others.",
-            "They are audited more often now. If it is yours: a changed library, or a broken processor, does that.",
-        )
-    return (
-        "member",
-        "The {what} of {member:peer} is far from the others'.",
-        "Ask its owner about its data and settings. Whoever may change the run can remove it: weft act remove.",
-    )
-
-
 def _stalled_advice(e: events.LoopStalled) -> Remedy | None:
     if e.stall_s < LONG_STALL_S:
         return None
@@ -256,31 +216,6 @@ def _act_enacted(e: events.ActEnacted, _own: PeerId) -> str:
 def _act_waits(e: events.ActWaits, _own: PeerId) -> str:
     what = deeds.wanted(e.kind, _SUBJECT if e.subject else "")
     return f"{{by:peer}} asks to {_about(what, e.kind)}: that waits for a round"
-
-
-def _work_doubted(e: events.WorkDoubted, _own: PeerId) -> str:
-    if e.outcome == "unanswered":
-        return "{me:peer} was not shown training steps of {member:peer} in round {round}: {why}"
-    return "training steps of {member:peer} in round {round} are not what it says: {why}"
-
-
-def _rounds_unlike(e: events.RoundsUnlike, _own: PeerId) -> str:
-    whose = f"{e.num_unlike} of {e.num_members} members" if e.num_members > 1 else "a member"
-    text = (
-        "training steps made again by {me:peer} end up to {distance:.2g} from those of "
-        f"{whose}, and up to {{held:.2g}} is held for honest: "
-    )
-    if e.num_members >= 2 and 2 * e.num_unlike > e.num_members:
-        return text + "this machine computes otherwise than most"
-    if e.distance > e.held:
-        return text + "theirs are false, or this machine computes otherwise"
-    return text + "one of both rounds otherwise than others do"
-
-
-def _merge_doubted(e: events.MergeDoubted, _own: PeerId) -> str:
-    if e.outcome == "unanswered":
-        return "{me:peer} was not shown what was brought to {member:peer} in round {round}: {why}"
-    return "{member:peer} has merged something else of round {round}: {why}"
 
 
 def _act_refused(e: events.ActRefused, _own: PeerId) -> str:
@@ -414,7 +349,7 @@ _ROWS: dict[type[Event], _Row] = {
     ),
     events.MemberLeft: _Row(NOTE, "{member:peer} left with a goodbye"),
     events.MemberProgress: _Row(ROUTINE),
-    events.MemberStrays: _Row(WARNING, _strays, advice=_strays_advice),
+    events.MemberStrays: _Row(WARNING, findings.strays, advice=findings.strays_advice),
     events.LoopStalled: _Row(
         WARNING,
         lambda e, _: "{me:peer} stood still for {stall_s:.0f} s" if e.stall_s >= SLEPT_S else None,
@@ -449,7 +384,7 @@ _ROWS: dict[type[Event], _Row] = {
     ),
     events.NotLearning: _Row(
         ERROR,
-        _not_learning,
+        findings.not_learning,
         advice=(
             None,
             "Rounds go on, but the loss is no lower than at the start of the run.",
@@ -513,7 +448,7 @@ _ROWS: dict[type[Event], _Row] = {
     ),
     events.MergeDoubted: _Row(
         WARNING,
-        _merge_doubted,
+        findings.merge_doubted,
         advice=(
             "member",
             "What {member:peer} has merged comes to something else, or nobody shows what was brought to it.",
@@ -529,7 +464,7 @@ _ROWS: dict[type[Event], _Row] = {
     ),
     events.WorkDoubted: _Row(
         WARNING,
-        _work_doubted,
+        findings.work_doubted,
         advice=(
             "member",
             "Training steps of {member:peer} could not be done again.",
@@ -549,7 +484,7 @@ _ROWS: dict[type[Event], _Row] = {
     ),
     events.RoundsUnlike: _Row(
         WARNING,
-        _rounds_unlike,
+        findings.rounds_unlike,
         advice=(
             "me",
             "{me:peer} does not come as near to others' training steps as most machines do.",

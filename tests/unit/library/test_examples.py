@@ -26,7 +26,7 @@ def test_a_plain_loop_becomes_a_peer_with_no_more_than_twelve_lines() -> None:
     assert 0 < sum(line.endswith("# +") for line in lines) <= 12
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_two_processes_of_a_plain_loop_end_with_the_same_weights_and_have_learnt(tmp_path: Path) -> None:
     two_learn(tmp_path, "plain_loop.py", num_samples=8_000)
 

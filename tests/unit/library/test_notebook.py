@@ -17,7 +17,7 @@ machine = weft.Machine(home="notebook-home", settings=settings)
 ENDS_S = 120  # of one cell; only ends a test that would hang
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_notebook_trains_draws_and_makes_tables(tmp_path: Path) -> None:
     nbformat = pytest.importorskip("nbformat", reason="nbclient is not installed")
     from nbclient import NotebookClient

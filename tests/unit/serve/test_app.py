@@ -581,7 +581,7 @@ async def test_a_full_queue_says_when_to_come_back() -> None:
 
 
 async def test_silence_is_filled_and_then_is_an_event() -> None:
-    limits = Limits(still_s=0.02, max_wait_s=0.1, max_time_s=0.1)
+    limits = Limits(still_s=0.02, max_wait_s=0.1, max_time_s=0.3)
     async with asking(scripted([5.0, "x"], ["x", 5.0, "y"]), limits=limits) as client:
         answer = await client.chat(stream=True)
         assert ": still here\n\n" in answer.text

@@ -9,7 +9,7 @@ looking    one audit as a machine: what is done next, and what it comes to
 checks     what a worker shows, checked before any step is made again
 auditor    asks, does the steps again, and says what came of it
 sealing    what auditors came to, sealed before they are shown the worker's, and opened
-proving    evidence of what an audit has come to, for all to check
+proofs     evidence of what an audit has come to, for all to check
 merges     parts that owners have merged: what they were made of, and the same again
 kept       what others may need of rounds gone by
 counters   what false works have moved, taken out again

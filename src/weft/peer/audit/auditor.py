@@ -47,9 +47,9 @@ from weft.peer.audit.looking import (
     is_equal,
     step,
 )
-from weft.peer.audit.operations import Doubted, Gradients
 from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Found, Patience
-from weft.peer.audit.proving import of_step, shown_state
+from weft.peer.audit.proofs.operations import Doubted, Gradients
+from weft.peer.audit.proofs.proving import of_step, shown_state
 from weft.peer.audit.sealing import Sealing
 from weft.peer.audit.steps import LOCAL, Away, distance, farthest, lean, repeat, why_unlike, words_of
 from weft.peer.context import Context

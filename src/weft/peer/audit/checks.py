@@ -21,7 +21,7 @@ from weft.ids import Digest, PeerId, Round
 from weft.peer.audit.heads import Head, Heads
 from weft.peer.audit.kept import Kept, room
 from weft.peer.audit.looking import is_named
-from weft.peer.audit.proving import ground, proof, shown_state
+from weft.peer.audit.proofs.proving import ground, proof, shown_state
 from weft.peer.audit.steps import ERROR, LOCAL, method_at, named_error, payload_of_end, shape_of
 from weft.peer.context import Context
 from weft.peer.messages import AuditAnswer, NamedState

@@ -31,7 +31,7 @@ from weft.peer.audit.counters import Counters
 from weft.peer.audit.heads import Head, Heads
 from weft.peer.audit.kept import Kept, is_plan_of, room
 from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Found, Patience
-from weft.peer.audit.proving import of_merge
+from weft.peer.audit.proofs.proving import of_merge
 from weft.peer.context import Context
 from weft.peer.round.driver import RoundDriver
 from weft.peer.state.replica import Replica

@@ -28,7 +28,7 @@ from weft.ids import Digest, PeerId
 from weft.keys import verify
 from weft.net.messages import MAX_REASON_CHARS
 from weft.peer.audit.heads import Heads
-from weft.peer.audit.operations import Listing, listing_of
+from weft.peer.audit.proofs.operations import Listing, listing_of
 from weft.peer.audit.sealing import Sealing
 from weft.peer.audit.steps import LOCAL, Away, repeat, state_of
 from weft.peer.audit.trace import Told, Trace

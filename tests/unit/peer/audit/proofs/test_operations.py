@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from unit.verify.evidence.forge import ME
 from unit.verify.evidence.program.signed import Step, signed_step
 from weft.ids import Digest
-from weft.peer.audit import operations
-from weft.peer.audit.operations import MAX_OUTPUTS, Listing, listing_of
+from weft.peer.audit.proofs import operations
+from weft.peer.audit.proofs.operations import MAX_OUTPUTS, Listing, listing_of
 from weft.sync.records.index import StateIndex
 from weft.sync.records.work import MadeStep
 from weft.verify.evidence.operations import tree_of

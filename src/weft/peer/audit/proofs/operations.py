@@ -33,7 +33,7 @@ from weft.keys import verify
 from weft.ledger.tree import HASH_NBYTES
 from weft.peer.audit.heads import Head
 from weft.peer.audit.outcome import ASK_AGAIN_S, Patience
-from weft.peer.audit.proving import ground, proof
+from weft.peer.audit.proofs.proving import ground, proof
 from weft.peer.context import Context
 from weft.peer.messages import OperationsAnswer, OperationsRequest
 from weft.sync.records.acts import Warrant
