@@ -170,6 +170,7 @@ def test_more_newcomers_than_members_that_are_given_a_false_state_replace_nobody
     swarm.run(scenario)
 
 
+@pytest.mark.full
 def test_who_gave_a_false_state_is_asked_no_more_where_another_has_one(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(trust=RECORDED, num_rounds=60)
 
@@ -261,6 +262,7 @@ def refused(proof: WorkProof) -> bool:
     return False
 
 
+@pytest.mark.full
 def test_who_came_late_can_prove_what_was_counted_of_it(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(trust=RECORDED, num_rounds=100)
 
@@ -296,6 +298,7 @@ def test_who_came_late_can_prove_what_was_counted_of_it(make_swarm: MakeSwarm) -
     assert len(early.milestones) <= 3  # the newest, and who came or went before it
 
 
+@pytest.mark.full
 def test_who_was_away_for_long_has_all_rounds_again(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(trust=RECORDED, num_rounds=60)
 

@@ -455,6 +455,7 @@ async def test_a_member_of_the_successor_answers_an_old_ticket(tmp_path: Path) -
             await crew.join("b", forged(a.ticket, run=OLD)).task
 
 
+@pytest.mark.full
 async def test_who_joins_an_amended_run_is_shown_what_it_costs_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,6 +140,7 @@ def test_a_form_that_may_end_or_go_on_ends_as_on_one_machine(ends: tuple[int, ..
         served.run(play)
 
 
+@pytest.mark.full
 def test_guesses_of_an_answer_of_a_form_change_nothing_and_make_it_come_sooner() -> None:
     items = {"type": "array", "items": {"const": {"colour": "green", "size": "small"}}, "minItems": 6, "maxItems": 6}
     asked = of_form(FormWanted(schema=items, ends=(END,)), 400, 0.5)
@@ -160,6 +161,7 @@ def test_guesses_of_an_answer_of_a_form_change_nothing_and_make_it_come_sooner()
 # --- who holds answers to forms ---
 
 
+@pytest.mark.full
 def test_members_that_hold_answers_to_no_form_are_not_asked_for_one() -> None:
     asked = of_form(KINDS["tool"])
     (expected,) = drawn_by_the_whole(again(asked), kind="exact")
