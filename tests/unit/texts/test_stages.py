@@ -517,6 +517,31 @@ def test_a_text_waits_for_a_member_that_lags_and_stays_with_its_weights() -> Non
     served.run(play)
 
 
+@pytest.mark.parametrize("have_some", [True, False])
+def test_members_that_are_there_are_waited_for_until_they_have_weights_in_common(have_some: bool) -> None:
+    other = vector_of(CONFIG).flip(0)
+    served = Served((1, 2))
+
+    async def play() -> None:
+        renewed(served, 1, 1, 2, other).drop(0)
+        await asyncio.sleep(0.05)
+        text = served.entry.begin(wanted(PROMPT, 12))
+        found = await until_drawn(served, text, 3)
+        served.kill(1)
+        rest, began = asyncio.ensure_future(tokens_of(text)), served.clock.now()
+        await asyncio.sleep(1.5 * WAIT_S)
+        assert not rest.done()
+        if have_some:
+            renewed(served, 0, 0, 2, other)
+            assert len(found + await rest) == 12
+            return
+        with pytest.raises(NoPath):
+            await rest
+        assert served.clock.now() - began == pytest.approx(under_way.IN_COMMON * WAIT_S, abs=2.0)
+
+    served.run(play)
+
+
 @pytest.mark.parametrize("lags", [False, True])
 def test_where_nobody_has_a_texts_weights_any_more_it_goes_on_with_others_and_that_is_told(lags: bool) -> None:
     other = vector_of(CONFIG).flip(0)

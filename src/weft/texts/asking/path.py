@@ -321,6 +321,17 @@ class Paths:
                 return reserved
         return None
 
+    def lacks_weights_alone(self, without: Collection[PeerId], now: float, *, has_form: bool) -> bool:
+        """Return whether each stage has somebody to be asked: where there is no path even so, they have no round's
+        weights in common."""
+        barred = {*without, *self._barred(now)}
+        stages = {
+            stage
+            for (stage, peer), (served, _) in self._served.items()
+            if served.rounds and peer not in barred and self._is_fit(stage, peer, has_form=has_form, is_exact=False)
+        }
+        return len(stages) == self.num_stages
+
     def may_come(self, round: int, without: Collection[PeerId], *, is_exact: bool, has_form: bool = False) -> bool:
         """Return whether there may soon be a path with a round's weights: who lacks them in some stage only lags."""
 

@@ -47,6 +47,7 @@ LOOK_S = 0.25  # between two looks for one
 ANYWAY_S = 2.0  # for anybody else than who is passed over
 STAY_S = 3.0  # for a member that lacks the weights that a text is drawn with, and soon has them
 OPEN_S = 1.0  # for a member to say what it has
+IN_COMMON = 3.0  # times as long as for somebody, for members to have weights in common: that takes a round or two
 EXPECTED = 256  # tokens of an answer, as paths are chosen for
 
 
@@ -317,7 +318,8 @@ class UnderWay:
                         self._reserved, self._stuck_since = found, self._stuck_since if has_barred else None
                         return found
             self._stuck_since = now if self._stuck_since is None else self._stuck_since
-            if now - self._stuck_since >= entry.wait_s:
+            lacks_weights = entry.paths.lacks_weights_alone(without, now, has_form=asked.has_form)
+            if now - self._stuck_since >= entry.wait_s * (IN_COMMON if lacks_weights else 1.0):
                 break
             await asyncio.sleep(LOOK_S)
         return None
