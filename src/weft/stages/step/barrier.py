@@ -203,6 +203,7 @@ class Reports:
 
     async def until_lost(self, previous: Digest | None) -> None:
         """Return once whoever has told of payloads of this round is gone, with what it had."""
+        await asyncio.sleep(LOOK_S)
         while self.is_coming(previous) or not self.brought(previous):  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(LOOK_S)
 
