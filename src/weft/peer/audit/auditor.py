@@ -203,7 +203,7 @@ class Auditor:
 
     async def look(self, audit: Audit) -> Found | None:
         """Do an audit; None: it cannot be done here."""
-        if not self._has_vote(PeerId(audit.work.peer)):
+        if not self._has_vote(audit.peer):
             return None
         found, after = await self._looked(audit)
         self._sealing.open(audit.name, audit.link.before, after if found is not None and is_equal(found) else None)
@@ -223,7 +223,7 @@ class Auditor:
             except (NotShown, PeerError, NetError, Refused) as error:
                 await asyncio.sleep(ASK_AGAIN_S)
                 is_over = patience.is_over and not self.is_awaited(audit)  # what waits gains nothing by silence
-                event = Missing(str(error), self._has_vote(PeerId(audit.work.peer)), is_over, first.is_over)
+                event = Missing(str(error), self._has_vote(audit.peer), is_over, first.is_over)
                 shown = _Shown(shown.answer)
             if isinstance(event, Came) and num_came < MAX_CAME:
                 num_came += 1
@@ -254,7 +254,7 @@ class Auditor:
 
     def is_awaited(self, audit: Audit) -> bool:
         """Return whether a work waits for others to look at it."""
-        charter, peer = self._rounds.chain.charter, PeerId(audit.work.peer)
+        charter, peer = self._rounds.chain.charter, audit.peer
         return quarantine.awaits(charter, peer, audit.round, audit.name)
 
     def _patience(self) -> Patience:
@@ -271,7 +271,7 @@ class Auditor:
 
     async def _asked(self, audit: Audit) -> AuditAnswer:
         request = AuditRequest(work=audit.name, ticket=audit.ticket)
-        answer = await self._context.node.call(PeerId(audit.work.peer), request, AuditAnswer, deadline_s=CALL_S)
+        answer = await self._context.node.call(audit.peer, request, AuditAnswer, deadline_s=CALL_S)
         if not answer.is_ready:
             raise NotShown(answer.reason)
         return answer
@@ -286,9 +286,7 @@ class Auditor:
         await checks.payload(audit, answer, last, heads[-1], outer)
         if head is not heads[-1]:
             outer = await checks.outer(audit, head)
-        state = await checks.pulled(
-            PeerId(audit.work.peer), await checks.index(audit, answer.before, link.before, work)
-        )
+        state = await checks.pulled(audit.peer, await checks.index(audit, answer.before, link.before, work))
         return state, await self._repeated(audit, state, outer, head)
 
     async def _repeated(self, audit: Audit, state: dict[str, Tensor], outer: Tensor, head: Head) -> dict[str, Tensor]:
@@ -313,7 +311,7 @@ class Auditor:
         """Seal what this machine came to; return what the worker did, and the list of that."""
         letter = self._sealing.tell(audit.name, audit.link.before, made)
         request = AuditSealed(work=audit.name, ticket=audit.ticket, letter=letter)
-        opened = await self._context.node.call(PeerId(audit.work.peer), request, AuditOpened, deadline_s=CALL_S)
+        opened = await self._context.node.call(audit.peer, request, AuditOpened, deadline_s=CALL_S)
         return opened, await self._checks.index(audit, opened.after, audit.link.before + 1, audit.work)
 
     async def _compared(self, audit: Audit, shown: _Shown) -> Found:
@@ -322,7 +320,7 @@ class Auditor:
         own, index, before, mine = shown.own, shown.theirs, shown.before, shown.mine
         assert own is not None
         assert index is not None
-        theirs = await self._checks.pulled(PeerId(audit.work.peer), index)
+        theirs = await self._checks.pulled(audit.peer, index)
         unequal = [each for each in mine if index.vector(each).chunks != own.vector(each).chunks]
         apart = await serve(lambda: {each: distance(before[each], mine[each], theirs[each]) for each in unequal})
         why = why_unlike(trust.numerics, audit.link.num_steps, apart, is_new=audit.is_new)
@@ -345,11 +343,11 @@ class Auditor:
             return None
         try:
             made = unseal(opened.made, MadeStep, verify)
-            index = await self._checks.listed(PeerId(audit.work.peer), Digest(made.gradient))
+            index = await self._checks.listed(audit.peer, Digest(made.gradient))
             if index.shape != {GRADIENT: self._checks.shape[LOCAL]}:
                 return None
-            slope = (await self._checks.pulled(PeerId(audit.work.peer), index))[GRADIENT]
-            before = shown_state(named, await self._checks.listed(PeerId(audit.work.peer), Digest(named.state)))
+            slope = (await self._checks.pulled(audit.peer, index))[GRADIENT]
+            before = shown_state(named, await self._checks.listed(audit.peer, Digest(named.state)))
         except (Differs, NotShown, PeerError, NetError, Refused):
             return None  # who shows nothing is judged by a majority
         letters, states = (letter, opened.made), (before, shown_state(opened.after, looked.theirs))

@@ -237,7 +237,7 @@ class Audits:
     def _work_found(self, audit: Audit, found: Found) -> None:
         told = WorkAudited(
             round=audit.round,
-            member=PeerId(audit.work.peer),
+            member=audit.peer,
             work=audit.name,
             num_steps=audit.link.num_steps,
             distance=found.distance,
@@ -246,7 +246,7 @@ class Audits:
             self._context.emit(WorkDoubted(**alike(WorkDoubted, told), outcome=found.outcome, why=found.why))
         else:
             self._context.emit(told)
-        peer, taken = PeerId(audit.work.peer), self._taken
+        peer, taken = audit.peer, self._taken
         self._compared(audit, peer, found)
         if taken is not None and taken.auditor.is_awaited(audit):
             if found.outcome == "unanswered":

@@ -53,6 +53,11 @@ class Audit:
     accuser: PeerId | None = None  # who says that the steps differ
 
     @property
+    def peer(self) -> PeerId:
+        """Return whose work it is."""
+        return PeerId(self.work.peer)
+
+    @property
     def is_new(self) -> bool:
         """Whether the first of the steps is the first of an optimizer."""
         return not (self.work.num_before or self.link.segment or self.link.first)
@@ -158,7 +163,7 @@ class Checks:
     async def _moved(self, audit: Audit, ended: StateIndex, head: Head, after: Head) -> tuple[str, ...]:
         """Return the digests of what a segment's last parameters are after the next round: as far from the outer ones
         as before."""
-        local = (await self.pulled(PeerId(audit.work.peer), ended, {LOCAL}))[LOCAL]
+        local = (await self.pulled(audit.peer, ended, {LOCAL}))[LOCAL]
         outer, moved = await self.outer(audit, head), await self.outer(audit, after)
         delta = method_at(self._replica.run, head).delta
 
@@ -203,12 +208,12 @@ class Checks:
     async def payload(self, audit: Audit, answer: AuditAnswer, last: StateIndex, head: Head, outer: Tensor) -> None:
         """Check that the payload was made of the last state."""
         work, error = audit.work, None
-        local = (await self.pulled(PeerId(audit.work.peer), last, {LOCAL}))[LOCAL]
+        local = (await self.pulled(audit.peer, last, {LOCAL}))[LOCAL]
         if work.error is not None:
-            index = await self.listed(PeerId(audit.work.peer), Digest(work.error))
+            index = await self.listed(audit.peer, Digest(work.error))
             if index.shape.keys() != {ERROR} or index.shape[ERROR] > 2 * outer.numel():
                 raise Differs("what its codec had left before is no such thing")
-            error = (await self.pulled(PeerId(audit.work.peer), index))[ERROR]
+            error = (await self.pulled(audit.peer, index))[ERROR]
         try:
             parts, left = await self._context.compute.serve(lambda: self._encoded(work, head, outer, local, error))
         except (NotFinite, RuntimeError, ValueError) as failure:  # of its numbers, or of how many there are
@@ -234,7 +239,7 @@ class Checks:
             raise NotShown("it does not show a state that it has named")
         if not is_named(Digest(work.trace), work.segments, self.trace_every, number, named):
             raise NotShown("it shows a state that it has not named")
-        index = await self.listed(PeerId(audit.work.peer), Digest(named.state))
+        index = await self.listed(audit.peer, Digest(named.state))
         if index.shape != self.shape:
             raise Differs("what it has named is no state of this model")
         return index
@@ -261,7 +266,7 @@ class Checks:
 
     async def outer(self, audit: Audit, head: Head) -> Tensor:
         """Return the run's parameters after a manifest."""
-        return (await self.pulled(PeerId(audit.work.peer), StateIndex(vectors=(head.outer,))))[OUTER]
+        return (await self.pulled(audit.peer, StateIndex(vectors=(head.outer,))))[OUTER]
 
     # --- evidence ---
 
@@ -280,9 +285,7 @@ class Checks:
         try:
             payload = [await self._part(audit, each, own) for each, own in zip(parts, right, strict=True)]
             named = answer.begins[0], answer.last
-            first, last = [
-                shown_state(each, await self.listed(PeerId(audit.work.peer), Digest(each.state))) for each in named
-            ]
+            first, last = [shown_state(each, await self.listed(audit.peer, Digest(each.state))) for each in named]
         except (Differs, PeerError, NetError, Refused):
             return None
         before, after = (each.numpy() for each in vectors)
@@ -295,7 +298,7 @@ class Checks:
     async def _part(self, audit: Audit, wanted: Digest, own: Buffer) -> Buffer:
         """Return a part of the work's payload, which is no longer than this machine's own."""
         num, node = memoryview(own).nbytes, self._context.node
-        return await node.fetch_within(PeerId(audit.work.peer), wanted, num, room) if num else b""
+        return await node.fetch_within(audit.peer, wanted, num, room) if num else b""
 
     def _proof(self, audit: Audit, prove: Callable[[], Falsehood], *more: Signed | None) -> Warrant | None:
         """Return what shows that a work is false.

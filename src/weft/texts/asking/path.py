@@ -325,22 +325,26 @@ class Paths:
         """Return whether each stage has somebody to be asked: where there is no path even so, they have no round's
         weights in common."""
         barred = {*without, *self._barred(now)}
-        stages = {
-            stage
-            for (stage, peer), (served, _) in self._served.items()
-            if served.rounds and peer not in barred and self._is_fit(stage, peer, has_form=has_form, is_exact=False)
-        }
-        return len(stages) == self.num_stages
+        return self._each_has(barred, lambda _: True, is_exact=False, has_form=has_form)
 
     def may_come(self, round: int, without: Collection[PeerId], *, is_exact: bool, has_form: bool = False) -> bool:
         """Return whether there may soon be a path with a round's weights: who lacks them in some stage only lags."""
 
-        def may_have(stage: int, peer: PeerId) -> bool:
-            rounds = self._served[stage, peer][0].rounds
-            is_fit = self._is_fit(stage, peer, has_form=has_form, is_exact=is_exact)
-            return is_fit and peer not in without and bool(rounds) and (round in rounds or max(rounds) < round)
+        def may_have(rounds: Sequence[int]) -> bool:
+            return round in rounds or max(rounds) < round
 
-        stages = {stage for stage, peer in self._served if may_have(stage, peer)}
+        return self._each_has(without, may_have, is_exact=is_exact, has_form=has_form)
+
+    def _each_has(
+        self, without: Collection[PeerId], is_right: Callable[[Sequence[int]], bool], *, is_exact: bool, has_form: bool
+    ) -> bool:
+        """Return whether each stage has a fit member with weights, of rounds that are right."""
+        stages = {
+            stage
+            for (stage, peer), (served, _) in self._served.items()
+            if peer not in without and served.rounds and is_right(served.rounds)
+            if self._is_fit(stage, peer, has_form=has_form, is_exact=is_exact)
+        }
         return len(stages) == self.num_stages
 
     def drew(self, reserved: Reserved) -> None:

@@ -201,9 +201,8 @@ class Rotary:
 
 
 @dataclass(frozen=True)
-class Paired(Kind):
-    """Heads [batch, tokens, heads, channels] as [batch, key heads, heads of each, tokens, channels].
-
+class _Heads(Kind):
+    """
     Args:
         turn: by which they are turned; None: they are not.
         factors: by which they are multiplied then, one after the other.
@@ -220,6 +219,11 @@ class Paired(Kind):
     @property
     def num(self) -> int:
         return self.batch * self.tokens * self.kv_heads * self.groups * self.channels
+
+
+@dataclass(frozen=True)
+class Paired(_Heads):
+    """Heads [batch, tokens, heads, channels] as [batch, key heads, heads of each, tokens, channels]."""
 
     def whole(self, operands: Sequence[Array]) -> Array:
         x = operands[0].reshape(self.batch, self.tokens, self.kv_heads, self.groups, self.channels)
@@ -245,20 +249,8 @@ class Paired(Kind):
 
 
 @dataclass(frozen=True)
-class PairedBack(Kind):
+class PairedBack(_Heads):
     """The way back of `Paired`: what was multiplied and turned is so again, as gradients are."""
-
-    batch: int
-    tokens: int
-    kv_heads: int
-    groups: int
-    channels: int
-    turn: Rotary | None = None
-    factors: tuple[float, ...] = ()
-
-    @property
-    def num(self) -> int:
-        return self.batch * self.tokens * self.kv_heads * self.groups * self.channels
 
     def whole(self, operands: Sequence[Array]) -> Array:
         x = operands[0].reshape(self.batch, self.kv_heads, self.groups, self.tokens, self.channels)
