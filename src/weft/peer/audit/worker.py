@@ -50,6 +50,7 @@ from weft.sync.records.index import StateIndex
 from weft.sync.records.messages import works_in
 from weft.sync.records.work import Link, MadeStep, link, link_from, num_links, state_before
 from weft.tasks import Tasks, to_the_end
+from weft.training.device import free_nbytes
 from weft.training.trainer import Trainer
 from weft.verify.draw import Draw, drawn
 from weft.verify.evidence.steps import GRADIENT
@@ -354,7 +355,12 @@ class Worker:
         head = self._heads.known(Digest(told.pieces[link.segment].segment.head))
         if made is UNSET or passed.words is None or head is None:
             return None
-        return listing_of(head.charter, passed.before[LOCAL], passed.words, claimed(made, MadeStep), blobs.held)
+
+        def free() -> int:
+            return free_nbytes(self._context.settings.caps, self._trainer.device)["cpu"]
+
+        parameters, signed = passed.before[LOCAL], claimed(made, MadeStep)
+        return listing_of(head.charter, parameters, passed.words, signed, blobs.held, free)
 
     def _passed(self, told: Told, number: int, first: int, stop: int) -> "_Passed":
         """Return the states after `first` and after `stop` steps of a segment, and the last gradient."""

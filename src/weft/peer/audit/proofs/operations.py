@@ -41,6 +41,7 @@ from weft.sync.records.charter import Charter
 from weft.sync.records.index import StateIndex
 from weft.sync.records.work import MadeStep, Work
 from weft.tasks import to_the_end
+from weft.training.device import free_nbytes
 from weft.training.trainer import Trainer
 from weft.verify.evidence.operations import (
     contradiction,
@@ -51,7 +52,7 @@ from weft.verify.evidence.operations import (
     shape_of,
     tree_of,
 )
-from weft.verify.evidence.program.evaluate import as_words, listed, named, taken
+from weft.verify.evidence.program.evaluate import as_words, held_nbytes, listed, named, taken
 from weft.verify.evidence.program.grids import Array
 from weft.verify.evidence.program.step import MAX_OPERATIONS, Program
 from weft.verify.evidence.records import FalseOperation, ShownState
@@ -63,6 +64,7 @@ T = TypeVar("T")
 MAX_LISTED = 2 * MAX_OPERATIONS  # operations: a list that is too long is false, and can be shown to be
 MAX_OUTPUTS = 2  # of one step that a worker makes again: auditors that are right ask for the same
 CALL_S = 20.0
+ON_THE_WAY = 2.0  # times what is held: single operations take more on their way
 
 
 @dataclass
@@ -74,6 +76,7 @@ class Listing:
         words: of the samples that it was made of.
         made: what was signed of it.
         blobs: what can be fetched.
+        free: returns the bytes of main memory that may still be taken.
     """
 
     program: Program
@@ -81,6 +84,7 @@ class Listing:
     words: Array
     made: MadeStep
     blobs: dict[Digest, Buffer] = field(repr=False)
+    free: Callable[[], int]
     names: list[Digest] | None = None
     signed: Signed | UnsetType = UNSET
     blob: Digest | UnsetType = UNSET
@@ -108,6 +112,7 @@ class Listing:
     def make(self, number: int | UnsetType, signer: Signer) -> None:
         """Make the step again, for what is asked."""
         try:
+            require_room(self.program, self.free())
             self._make(number, signer)
         except MemoryError:
             self.refused = "there is no memory here for the operations of a step"
@@ -136,17 +141,31 @@ class Listing:
         self.names = names
 
 
+def require_room(program: Program, free_nbytes: int) -> None:
+    """
+    Raises:
+        MemoryError: a step that is made operation by operation takes more than may be taken.
+    """
+    if ON_THE_WAY * held_nbytes(program) > free_nbytes:
+        raise MemoryError
+
+
 def listing_of(
-    charter: Charter, parameters: Tensor, words: Tensor, made: MadeStep, blobs: dict[Digest, Buffer]
+    charter: Charter,
+    parameters: Tensor,
+    words: Tensor,
+    made: MadeStep,
+    blobs: dict[Digest, Buffer],
+    free: Callable[[], int],
 ) -> Listing | None:
-    """Return what a worker may be asked of a step; None: nothing, for it cannot be told apart."""
+    """Return what a worker may be asked of a step, as of `Listing`; None: nothing, for it cannot be told apart."""
     try:
         program = program_of(charter)
     except Unproven:
         return None
     if words.shape != (program.samples, program.tokens + 1):
         return None
-    return Listing(program, parameters.numpy(), words.numpy().astype(np.uint32), made, blobs)
+    return Listing(program, parameters.numpy(), words.numpy().astype(np.uint32), made, blobs, free)
 
 
 @dataclass(frozen=True)
@@ -209,6 +228,7 @@ class Gradients:
         """
         try:
             program = program_of(doubted.head.charter)
+            require_room(program, free_nbytes(self._context.settings.caps, self._trainer.device)["cpu"])
             letter, names = await self._listed(doubted, patience)
             return await self._found(doubted, patience, program, letter, names)
         except (Unproven, WireError, PeerError, NetError, Refused, DataError, MemoryError):

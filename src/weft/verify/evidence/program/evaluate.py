@@ -2,6 +2,7 @@
 
     for number, output in evaluate(program, parameters, words): ...
     names = named(program, parameters, words)       the digest of each output's list of chunks
+    held_nbytes(program)                            how much it holds at a time
 
 What is needed later is kept, and nothing else. Of what is as wide as tokens by tokens most is made a second time when
 the way back comes to it: else all layers would hold theirs at once.
@@ -21,6 +22,7 @@ from weft.verify.evidence.program.step import Program
 from weft.wire import digest, digest_of
 
 OUTPUT, GRADIENT = "output", "gradient"  # the one vector of a list
+_NOTHING = np.empty(0, np.float32)
 _SOON = 16  # operations: what is wide and not read within so many is made again
 
 
@@ -39,12 +41,26 @@ def evaluate(
         yield number, step.next(number)
 
 
+def held_nbytes(program: Program) -> int:
+    """Return the bytes of what operations come to that are held at a time, at most; not what one takes on its way."""
+    step = _Sizes(program, np.empty(0, np.float32), np.empty(0, np.uint32))
+    for number in range(len(program.operations)):
+        step.next(number)
+    return step.most_nbytes
+
+
 class _Step:
+    """
+    Attributes:
+        most_nbytes: of what was held at a time, so far.
+    """
+
     def __init__(self, program: Program, parameters: NDArray[np.float32], words: Array) -> None:
         self._operations = program.operations
         self._parameters = parameters
         self._words = np.ascontiguousarray(words.reshape(-1).astype(np.uint32))
         self._held = dict[int, Array]()
+        self.most_nbytes = self._nbytes = 0
         self._readers = dict[int, list[int]]()  # of each output, latest first
         for number in reversed(range(len(program.operations))):
             for each in program.operations[number].operands:
@@ -54,19 +70,26 @@ class _Step:
     def next(self, number: int) -> Array:
         for each in self._operations[number].operands:
             if isinstance(each, int):
-                self._held[each] = self._value(each)
-        found = self._held[number] = self._value(number)
+                self._hold(each)
+        found = self._hold(number)
         for each in (number, *self._operations[number].operands):
             if isinstance(each, int):
                 self._let_go(each, number)
         return found
+
+    def _hold(self, number: int) -> Array:
+        if number not in self._held:
+            found = self._held[number] = self._value(number)
+            self._nbytes += found.nbytes
+            self.most_nbytes = max(self.most_nbytes, self._nbytes)
+        return self._held[number]
 
     def _let_go(self, each: int, number: int) -> None:
         readers = self._readers.get(each, [])
         while readers and readers[-1] <= number:
             readers.pop()
         if not readers or (self._operations[each].kind.is_wide and readers[-1] > number + _SOON):
-            self._held.pop(each, None)
+            self._nbytes -= self._held.pop(each, _NOTHING).nbytes
 
     def _value(self, number: int) -> Array:
         if (found := self._held.get(number)) is not None:
@@ -84,6 +107,15 @@ class _Step:
         )
         with np.errstate(all="ignore"):  # of numbers that no honest peer has
             return operation.kind.whole(operands)
+
+
+class _Sizes(_Step):
+    """Of arrays that take no memory."""
+
+    def _value(self, number: int) -> Array:
+        kind = self._operations[number].kind
+        found: Array = np.broadcast_to(np.zeros(1, kind.dtype), kind.num)
+        return found
 
 
 def named(program: Program, parameters: NDArray[np.float32], words: Array) -> list[Digest]:

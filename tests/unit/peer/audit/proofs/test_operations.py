@@ -14,15 +14,17 @@ from weft.peer.audit.proofs.operations import MAX_OUTPUTS, Listing, listing_of
 from weft.sync.records.index import StateIndex
 from weft.sync.records.work import MadeStep
 from weft.verify.evidence.operations import tree_of
-from weft.verify.evidence.program.evaluate import as_words, listed
+from weft.verify.evidence.program.evaluate import as_words, held_nbytes, listed
 from weft.wire import decode, digest, digest_of, unseal
+
+FREE = 1 << 30  # bytes
 
 
 def listing(step: Step, **said: object) -> Listing:
     """Return what a worker may be asked that has signed the step, and said some of it otherwise."""
     made = step.listing(**{"operations": UNSET, **said})  # type: ignore[arg-type]
     words = torch.from_numpy(step.made.words.astype(np.int64).reshape(3, -1))
-    found = listing_of(step.charter, torch.from_numpy(step.made.parameters), words, made, {})
+    found = listing_of(step.charter, torch.from_numpy(step.made.parameters), words, made, {}, lambda: FREE)
     assert found is not None
     return found
 
@@ -85,25 +87,29 @@ def test_a_list_that_comes_to_another_gradient_is_not_signed(said: dict[str, obj
 
 
 def test_who_has_no_memory_for_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*_given: object) -> None:
-        raise MemoryError
-
-    asked = listing(signed_step())
-    monkeypatch.setattr(operations, "named", none)
+    """Before it begins, for a system that lends more than it has ends the process later on."""
+    asked, named, made = listing(signed_step()), operations.named, list[object]()
+    monkeypatch.setattr(operations, "named", lambda *given: made.append(given) or named(*given))
+    asked.free = lambda: held_nbytes(asked.program)
     asked.make(UNSET, ME)
     answer = asked.answer(UNSET)
     assert answer is not None
     assert "no memory" in answer.reason
+    assert made == []
+    enough = listing(signed_step())
+    enough.free = lambda: 3 * held_nbytes(asked.program)
+    enough.make(UNSET, ME)
+    assert enough.names is not None
 
 
 def test_nothing_is_listed_of_other_batches_and_of_runs_that_do_not_say_what_gradients_are() -> None:
     step = signed_step()
     parameters, made = torch.from_numpy(step.made.parameters), step.listing()
     words = torch.from_numpy(step.made.words.astype(np.int64).reshape(3, -1))
-    assert listing_of(step.charter, parameters, words[:2], made, {}) is None
+    assert listing_of(step.charter, parameters, words[:2], made, {}, lambda: FREE) is None
     audits = step.charter.audits
     assert audits
     assert audits.exact
     silent = replace(step.charter, audits=replace(audits, exact=replace(audits.exact, gradient=UNSET)))
-    assert listing_of(silent, parameters, words, made, {}) is None
+    assert listing_of(silent, parameters, words, made, {}, lambda: FREE) is None
     assert digest_of(step.charter) != digest_of(silent)

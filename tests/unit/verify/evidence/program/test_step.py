@@ -10,7 +10,7 @@ from unit.training.numerics.test_decoder import BASE, FORMS
 from unit.verify.evidence.program.made import SMALL, Made, made, model_of, trained, words
 from weft.model.flat import layout
 from weft.verify.evidence.program import evaluate as evaluating
-from weft.verify.evidence.program.evaluate import listed, named, taken
+from weft.verify.evidence.program.evaluate import held_nbytes, listed, named, taken
 from weft.verify.evidence.program.step import program, shapes
 from weft.wire import digest_of
 
@@ -101,6 +101,17 @@ def test_what_is_wide_is_made_again_to_the_same_bits(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(evaluating, "_SOON", 10_000)
     assert named(whole.program, whole.parameters, whole.words) == held
     assert held == [digest_of(listed(whole.program, *each)) for each in whole.outputs.items()]
+
+
+@pytest.mark.parametrize("soon", [evaluating._SOON, 10_000])
+def test_what_is_held_at_a_time_is_known_before(monkeypatch: pytest.MonkeyPatch, soon: int) -> None:
+    monkeypatch.setattr(evaluating, "_SOON", soon)
+    whole = made(num_layers=3)
+    step = evaluating._Step(whole.program, whole.parameters, whole.words)
+    for number in range(len(whole.program.operations)):
+        step.next(number)
+        assert step._nbytes == sum(each.nbytes for each in step._held.values())
+    assert held_nbytes(whole.program) == step.most_nbytes > 4 * len(whole.gradient)
 
 
 def test_some_outputs_are_taken() -> None:
