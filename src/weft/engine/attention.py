@@ -1,6 +1,6 @@
 """Keys and values of many sequences, in pages, and how new tokens look at them.
 
-    Rounded    fp32 or bf16; two matmuls a layer
+    Rounded    fp32 or bf16
     Integers   eight bits with a scale per token and head; every sum is one of integers
 
 Sums of integers that fp32 or fp64 holds whole have no order. So with `Integers`, and matrices of integers (`numbers`),
@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from weft.engine.numbers import Kind, rounded
 from weft.engine.sizes import filled, of_attention
@@ -33,14 +34,14 @@ class Group:
     Args:
         start, num: their rows among all are the `num` times `num_new` from `start` on, one sequence after the other.
         kept: where their keys and values are, by sequence, head and page; what a shorter one lacks is page 0, masked.
-        mask: added to scores, 0 or -inf: [sequences, 1, new, all], by window.
+        mask: added to scores, 0 or -inf, by window.
     """
 
     start: int
     num: int
     num_new: int
     kept: Int64[Tensor, " places"]
-    mask: Mapping[int | None, Float[Tensor, "sequences one new all"]]
+    mask: Mapping[int | None, Float[Tensor, "sequences one looking all"]]
 
     @property
     def rows(self) -> slice:
@@ -68,16 +69,21 @@ class Kept(Protocol):
 
 
 class Rounded:
-    """As floats. Two matmuls, for torch's own attention in bf16 is slow on CPUs.
+    """As floats.
 
     Args:
         shape: [pages, kv heads, PAGE, head].
+        is_fused: whether attention is torch's own, which never holds the scores of all keys: those of long prompts do
+            not fit a CPU's caches. Else it is two matmuls: torch's own goes through a text's keys one after the other,
+            also where one token looks at them, and a GPU is idle then.
     """
 
-    def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, *, is_fused: bool
+    ) -> None:
         self._shape = shape
         self._keys, self._values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
-        self._has_sizes = device.type == "cpu" and dtype == torch.bfloat16
+        self._is_fused = is_fused
 
     def write(
         self, places: Int64[Tensor, " written"], k: Float[Tensor, "rows kv_heads head"], v: Float[Tensor, "..."]
@@ -89,16 +95,13 @@ class Rounded:
         self, group: Group, q: Float[Tensor, "rows heads head"], window: int | None
     ) -> Float[Tensor, "rows heads head"]:
         keys, values = (_gathered(kept, group) for kept in (self._keys, self._values))
-        q = _by_kv_head(q, group, self._shape[1])
-        scores = self._product((q / sqrt(q.shape[-1])).to(keys.dtype), keys.transpose(2, 3)).float()
-        weights = _masked(scores, group.mask[window]).softmax(-1)
-        return _by_row(self._product(weights.to(values.dtype), values).float(), group)
-
-    def _product(self, a: Tensor, b: Tensor) -> Tensor:
-        if self._has_sizes:
-            num = a.shape[-2]
-            return torch.matmul(filled(a, of_attention(num)), b)[..., :num, :]
-        return torch.matmul(a, b)
+        q, mask = _by_kv_head(q, group, self._shape[1]), group.mask[window]
+        if self._is_fused:
+            num = q.shape[2]
+            q, mask = filled(q.to(keys.dtype), of_attention(num)), filled(mask, of_attention(num))
+            return _by_row(scaled_dot_product_attention(q, keys, values, mask)[:, :, :num].float(), group)
+        scores = torch.matmul((q / sqrt(q.shape[-1])).to(keys.dtype), keys.mT).float().add_(mask)
+        return _by_row(torch.matmul(scores.softmax(-1).to(values.dtype), values).float(), group)
 
 
 class Integers:
@@ -131,7 +134,7 @@ class Integers:
         key_scales, value_scales = (_gathered(kept, group).mT for kept in (self._key_scales, self._value_scales))
         whole, scale = rounded(_by_kv_head(q, group, self._shape[1]))
         scores = torch.matmul(whole, keys.mT).mul_(scale).mul_(key_scales * (log2(e) / sqrt(q.shape[-1])))
-        scores = _masked(scores, group.mask[window])
+        scores.add_(group.mask[window])
         # exp2 is torch's own; its exp is MKL's, whose last bits depend on the processor.
         shares = scores.sub_(scores.amax(-1, keepdim=True)).exp2_()
         mass = (shares * _SHARE).round_().sum(-1, keepdim=True, dtype=torch.float64)
@@ -168,19 +171,19 @@ def _by_kv_head(q: Float[Tensor, "rows heads head"], group: Group, num_kv: int) 
 
 def _by_row(mixed: Float[Tensor, "sequences kv_heads new head"], group: Group) -> Float[Tensor, "rows heads head"]:
     width = mixed.shape[-1]
-    return mixed.view(group.num, -1, group.num_new, width).transpose(1, 2).reshape(group.num * group.num_new, -1, width)
+    return (
+        mixed.reshape(group.num, -1, group.num_new, width).transpose(1, 2).reshape(group.num * group.num_new, -1, width)
+    )
 
 
-def _masked(scores: Tensor, mask: Float[Tensor, "sequences one new all"]) -> Tensor:
-    num, _, num_new, num_all = mask.shape
-    return scores.view(num, -1, num_new, num_all).add_(mask).view(scores.shape)
+def kept_of(kind: Kind, shape: tuple[int, int, int, int], device: torch.device, *, is_fused: bool) -> Kept:
+    """Return room for the keys and values of one layer; `is_fused` as of `Rounded`."""
+    return Integers(shape, device) if kind == "exact" else Rounded(shape, float_of(kind), device, is_fused=is_fused)
 
 
-def kept_of(kind: Kind, shape: tuple[int, int, int, int], device: torch.device) -> Kept:
-    """Return room for the keys and values of one layer."""
-    if kind == "exact":
-        return Integers(shape, device)
-    return Rounded(shape, torch.float32 if kind == "fp32" else torch.bfloat16, device)
+def float_of(kind: Kind) -> torch.dtype:
+    """Return the numbers of masks, and of keys and values that are floats."""
+    return torch.float32 if kind in ("fp32", "exact") else torch.bfloat16
 
 
 def vector_nbytes(kind: Kind, width: int) -> int:

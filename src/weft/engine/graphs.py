@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.engine.attention import vector_nbytes
+from weft.engine.attention import float_of, vector_nbytes
 from weft.engine.batch import Batch, Piece
 from weft.engine.numbers import Kind
 from weft.engine.scheduling.guess import MAX_GUESSED
@@ -82,7 +82,8 @@ def _between_nbytes(config: ModelConfig, kind: Kind, shape: Shape, section: Sect
     each = vector_nbytes(kind, config.channels_per_head) // config.channels_per_head
     gathered = 2 * num * config.num_kv_heads * looked * vector_nbytes(kind, config.channels_per_head)
     scores = rows * config.num_heads * looked * (8 + (each if each < _FP32 else 0))  # scores, weights, and these again
-    mask = rows * looked * 4
+    shared = config.num_heads // config.num_kv_heads
+    mask = rows * looked * shared * float_of(kind).itemsize
     ffn = rows * config.ffn_width * 16  # gate and up, silu of gate, their product
     head = rows * config.vocab_size * 2 if section.is_last and each < _FP32 else 0
     return rows * config.width * 12 + mask + max(gathered + scores, ffn, head)

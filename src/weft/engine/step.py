@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding, rms_norm, silu
 
-from weft.engine.attention import Group, kept_of, vector_nbytes
+from weft.engine.attention import Group, float_of, kept_of, vector_nbytes
 from weft.engine.batch import Batch, Piece, Spread
 from weft.engine.graphs import Compute, Graphs
 from weft.engine.numbers import MATRICES, Kind, Matrix, normed
@@ -142,7 +142,9 @@ class KeysAndValues:
         self.has_graphs = device.type == "cuda" if has_graphs is None else has_graphs
         shape = (num_pages + self.has_graphs, config.num_kv_heads, PAGE, config.channels_per_head)  # and one for nobody
         self.num_pages = num_pages
-        self.layers = [kept_of(kind, shape, device) for _ in range(_num_layers(config, num_layers))]
+        self.layers = [
+            kept_of(kind, shape, device, is_fused=not self.has_graphs) for _ in range(_num_layers(config, num_layers))
+        ]
 
 
 def page_nbytes(config: ModelConfig, kind: Kind, num_layers: int | None = None) -> int:
@@ -165,6 +167,7 @@ class Stepper:
         self._device = weights.device
         self._inverse = torch.tensor(inverse_wavelengths(weights.config), dtype=torch.float32, device=self._device)
         self._heads_of_kv = torch.arange(self._config.num_kv_heads, device=self._device)
+        self._shared = self._config.num_heads // self._config.num_kv_heads
         self._windows = {layer.window for layer in weights.layers}
         self._score_factor = self._config.yarn.score_factor if self._config.yarn else 1.0
         self._graphs = Graphs(self._device, kept.num_pages) if kept.has_graphs else None
@@ -319,7 +322,8 @@ class Stepper:
         is_seen = there <= here
         if window is not None:
             is_seen &= there > here - window
-        return torch.zeros(is_seen.shape, device=self._device).masked_fill_(~is_seen, float("-inf"))
+        by_row = torch.zeros(is_seen.shape, dtype=float_of(self._weights.kind), device=self._device)
+        return by_row.masked_fill_(~is_seen, float("-inf")).repeat(1, 1, self._shared, 1)
 
     def _ids(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
