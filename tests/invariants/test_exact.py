@@ -350,7 +350,7 @@ def run_program(num_threads: int, capability: str | None, device: str = "cpu") -
     [
         # "default" is the baseline without AVX; None is the widest this machine has: AVX-512 where it does.
         pytest.param(1, "default", marks=pytest.mark.full),
-        pytest.param(2, "avx2", marks=pytest.mark.full),
+        pytest.param(2, "avx2", marks=pytest.mark.slow),
         (2, None),
     ],
 )

@@ -246,7 +246,7 @@ QUICK = Bounds(num_pages=4, num_rests=0, num_failed=0)
         QUICK._replace(asked=APART),
         pytest.param(Bounds(num_pages=4), marks=pytest.mark.full),
         pytest.param(Bounds(num_pages=6), marks=pytest.mark.slow),
-        pytest.param(Bounds(APART, num_pages=5), marks=pytest.mark.full),
+        pytest.param(Bounds(APART, num_pages=5), marks=pytest.mark.slow),
         pytest.param(Bounds(APART, num_pages=6), marks=pytest.mark.slow),
     ],
 )

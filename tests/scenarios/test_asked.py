@@ -73,7 +73,7 @@ def of_whole(run: StagedConfig, copies: Copies, round: int) -> list[int]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("is_tied", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_text_is_of_one_round_while_training_goes_on_and_somebody_dies(
     tmp_path: Path, copies: Copies, is_tied: bool
 ) -> None:

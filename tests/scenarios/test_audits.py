@@ -50,7 +50,15 @@ METHODS: tuple[MethodConfig, ...] = (
 SOME = [METHODS[0], *(pytest.param(each, marks=pytest.mark.full) for each in METHODS[1:])]
 FIRST = [METHODS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in METHODS[1:])]
 QUICK = ("none",)
-LIKE_OTHERS = ("noise", "upwards", "half the steps", "other text")  # plainer than one of the rest
+LIKE_OTHERS = (
+    "noise",
+    "upwards",
+    "half the steps",
+    "other text",
+    "half a batch",
+    "slower",
+    "new optimizer",
+)  # plainer than one of the rest
 
 
 def audits(swarm: Swarm) -> list[WorkAudited]:
@@ -119,7 +127,7 @@ def test_an_auditor_that_makes_no_steps_is_found_in_exact_numbers_by_what_it_had
     assert doubts(swarm) == []
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_newcomers_and_who_strays_are_audited_more_often_and_answer(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(method=METHODS[0], trust=AuditedTrust(audit_rate=0.25), num_rounds=40, num_peers=4, learns=True)
 
@@ -196,6 +204,7 @@ def test_who_computes_something_else_is_struck_out(make_swarm: MakeSwarm, way: W
     assert {(doubt.member, doubt.outcome) for doubt in doubts(swarm, but="d")} == {(swarm.member("d").id, "differs")}
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_who_trains_at_another_rate_is_struck_out_in_exact_numbers(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(method=METHODS[0], trust=EXACT, num_rounds=24, num_peers=4, learns=True)
@@ -580,7 +589,7 @@ def test_members_that_were_killed_do_the_audits_that_they_were_drawn_for(
     assert {doubt.member for doubt in doubts(swarm, but="d")} == {swarm.member("d").id}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_members_that_were_killed_merge_again_the_parts_that_they_were_drawn_for(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ def out(played: Played) -> list[str]:
 @pytest.mark.parametrize(
     "work",
     [
-        pytest.param(each, marks=() if each == "none" else pytest.mark.full)
+        pytest.param(each, marks={"none": (), "noise": pytest.mark.full}.get(each, pytest.mark.slow))
         for each in get_args(Way)
         if each not in OF_OPTIMIZERS
     ],
@@ -47,7 +47,7 @@ def test_who_cheats_is_struck_out_and_nobody_else(tmp_path: Path, work: Way) -> 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("work", sorted(OF_OPTIMIZERS))
+@pytest.mark.parametrize("work", ["false moments", pytest.param("new optimizer", marks=pytest.mark.slow)])
 def test_who_lies_about_its_optimizer_is_struck_out(tmp_path: Path, work: Way) -> None:
     played = stage(tmp_path)(Cheat(peer="lab-3", work=work, at_round=2), scenario={"compute": "real"})
     assert out(played) == ["lab-3"]

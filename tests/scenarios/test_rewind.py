@@ -126,6 +126,7 @@ def test_members_vote_and_more_than_half_of_them_decide(make_swarm: MakeSwarm, m
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_who_came_later_or_has_lost_what_its_lease_began_with_asks_others(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +153,7 @@ def test_who_came_later_or_has_lost_what_its_lease_began_with_asks_others(
     assert [len(swarm.member(name).life.seen(StateJoined)) for name in "abcd"] == [0, 0, 0, 1]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_who_is_killed_then_comes_back_to_the_same_parameters(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,7 +148,7 @@ class Busy(Inline):
             return work()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_who_makes_few_steps_on_a_busy_machine_is_not_named(make_swarm: MakeSwarm) -> None:
     """Without `SLACK`, d hears of itself in round 33 that its updates are 1/28 as long as the others'."""
     method = FedAvgConfig(every=8, codec=Fp32Config())

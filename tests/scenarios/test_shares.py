@@ -47,7 +47,12 @@ def levels(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("names", "num_rounds"), [("ab", 200), pytest.param("abcd", 100, marks=pytest.mark.slow), ("abcdefghijklmnop", 10)]
+    ("names", "num_rounds"),
+    [
+        ("ab", 200),
+        pytest.param("abcd", 100, marks=pytest.mark.slow),
+        pytest.param("abcdefghijklmnop", 10, marks=pytest.mark.slow),
+    ],
 )
 def test_members_of_rounds_that_take_no_time_are_never_slowed(
     make_swarm: MakeSwarm, levels: list[float], names: str, num_rounds: int

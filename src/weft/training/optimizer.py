@@ -128,6 +128,16 @@ def adamw_step(
     )
 
 
+def adamw_direction(config: AdamWConfig, moment1: Tensor, moment2: Tensor, num_steps: int) -> Float[Tensor, " num"]:
+    """Return what AdamW's step goes along, once for each unit of the learning rate, fp64; without decay.
+
+    Args:
+        moment1, moment2: after the step; num_steps: that were made with it.
+    """
+    mean = moment1.double() / (1 - config.beta1**num_steps)
+    return mean / ((moment2.double() / (1 - config.beta2**num_steps)).sqrt() + config.eps)
+
+
 class _AdamWStep:
     """AdamW on some ranges of a model's vector. The moments hold these ranges alone, one after the other."""
 

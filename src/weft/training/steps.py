@@ -58,6 +58,16 @@ class Shown:
     write: Callable[[list[int], Sampling, int], Iterable[int]]
 
 
+def rate_of(run: RunConfig, committed_tokens: int, num_steps: int, pace: Fraction | int) -> float:
+    """Return the learning rate of the step that makes `num_steps` since the last commit.
+
+    Args:
+        committed_tokens: of the run, then.
+        pace: of the whole run, in multiples of a peer's.
+    """
+    return lr(run.train.schedule, committed_tokens + int(num_steps * run.tokens_per_step * pace))
+
+
 class Stepper(ABC):
     """
     Args:
@@ -217,13 +227,7 @@ class Stepper(ABC):
     # --- of each step ---
 
     def _rate(self, committed_tokens: int, num_steps: int, pace: Fraction | int) -> float:
-        """Return the learning rate of the step that makes `num_steps` since the last commit.
-
-        Args:
-            pace: of the whole run, in multiples of this peer's.
-        """
-        made = int(num_steps * self._run.tokens_per_step * pace)
-        return lr(self._run.train.schedule, committed_tokens + made)
+        return rate_of(self._run, committed_tokens, num_steps, pace)
 
     def _require_finite(self, mean: Mean, rate: float) -> None:
         """Refuse a step that would ruin the parameters.

@@ -282,10 +282,10 @@ def test_rows_take_a_mask_more(is_half: bool) -> None:
     "changes",
     [
         {},
-        {"has_qk_norm": True},
-        {"num_heads": 8, "num_kv_heads": 4},
+        pytest.param({"has_qk_norm": True}, marks=pytest.mark.slow),
+        pytest.param({"num_heads": 8, "num_kv_heads": 4}, marks=pytest.mark.slow),
         {"width": 256, "ffn_width": 704},
-        {"vocab_size": 999},
+        pytest.param({"vocab_size": 999}, marks=pytest.mark.slow),
     ],
     ids=repr,
 )

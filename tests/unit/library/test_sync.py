@@ -82,13 +82,13 @@ def test_who_joins_is_told_what_it_costs_and_may_refuse(tmp_path: Path) -> None:
     "method",
     [
         AsyncDiLoCoConfig(every=EVERY),
-        AutoConfig(),
+        pytest.param(AutoConfig(), marks=pytest.mark.slow),
         pytest.param(CocktailConfig(), marks=pytest.mark.slow),
         ChocoConfig(every=EVERY),
         pytest.param(DPsgdConfig(every=EVERY), marks=pytest.mark.slow),
         pytest.param(NoLoCoConfig(every=EVERY), marks=pytest.mark.slow),
         SparseLoCoConfig(every=EVERY),
-        StreamingConfig(every=EVERY, fragments=1, overlap=1),
+        pytest.param(StreamingConfig(every=EVERY, fragments=1, overlap=1), marks=pytest.mark.slow),
     ],
     ids=lambda method: method.__struct_config__.tag,
 )

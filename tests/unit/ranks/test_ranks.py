@@ -41,7 +41,7 @@ def run(kinds: str, num_ranks: int, folder: Path) -> list[list[str]]:
 slow = pytest.mark.slow
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=slow), 2, pytest.param(3, marks=slow)])
 def test_a_site_has_the_bits_of_plain_vectors_and_trains_as_one_process_does_in_bf16_too(
     num_ranks: int, tmp_path: Path

@@ -51,7 +51,18 @@ from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Found,
 from weft.peer.audit.proofs.operations import Doubted, Gradients
 from weft.peer.audit.proofs.proving import of_step, shown_state
 from weft.peer.audit.sealing import Sealing
-from weft.peer.audit.steps import LOCAL, Away, distance, farthest, lean, repeat, why_unlike, words_of
+from weft.peer.audit.steps import (
+    LOCAL,
+    Away,
+    distance,
+    farthest,
+    followed,
+    lean,
+    of_followed,
+    repeat,
+    why_unlike,
+    words_of,
+)
 from weft.peer.context import Context
 from weft.peer.messages import AuditAnswer, AuditOpened, AuditRequest, AuditSealed, NamedState
 from weft.peer.round.driver import RoundDriver
@@ -69,6 +80,7 @@ from weft.training.trainer import Trainer
 from weft.verify.draw import drawn
 from weft.verify.evidence.records import ShownState
 from weft.verify.evidence.steps import GRADIENT
+from weft.verify.judge import Followed
 from weft.wire import Signed, claimed, digest_of, unseal
 
 MAX_BEGUN = 1024  # audits that are remembered
@@ -291,14 +303,12 @@ class Auditor:
 
     async def _repeated(self, audit: Audit, state: dict[str, Tensor], outer: Tensor, head: Head) -> dict[str, Tensor]:
         """Return the state that this machine comes to by the steps."""
-        work, link, run = audit.work, audit.link, self._replica.run
-        num_before = work.num_before + sum(segment.num_steps for segment in work.segments[: link.segment])
-        segment = work.segments[link.segment]
+        link, run, segment = audit.link, self._replica.run, audit.work.segments[audit.link.segment]
         try:
             async with self._context.learner_lock:
                 made = self._context.compute.train(
                     lambda: repeat(
-                        self._trainer, run, head, segment, state, outer, num_before, link.first, link.num_steps
+                        self._trainer, run, head, segment, state, outer, audit.num_before, link.first, link.num_steps
                     )
                 )
                 return await to_the_end(made)  # the trainer is this peer's own again
@@ -325,11 +335,24 @@ class Auditor:
         apart = await serve(lambda: {each: distance(before[each], mine[each], theirs[each]) for each in unequal})
         why = why_unlike(trust.numerics, audit.link.num_steps, apart, is_new=audit.is_new)
         far = None if trust.is_exact else farthest(trust.numerics, audit.link.num_steps, apart, is_new=audit.is_new)
+        if why is not None and trust.numerics == "fp32" and (found := await self._followed(audit, shown, theirs)):
+            why, far = (None, of_followed(found)) if found.is_honest else (why, far)
         if why is not None:
             shows = await self._proof_of_step(audit, shown, theirs)
             return Found("differs", why, max(apart.values()), shows, far)
         side = await serve(lambda: lean(before[LOCAL], mine[LOCAL], theirs[LOCAL]) if LOCAL in apart else 0.0)
         return Found("equal", distance=apart.get(LOCAL, 0.0), apart=far, lean=side)
+
+    async def _followed(self, audit: Audit, shown: _Shown, theirs: dict[str, Tensor]) -> Followed | None:
+        """Return how the worker's parameters lie to its own moments; None: that cannot be told."""
+        segment, link = audit.work.segments[audit.link.segment], audit.link
+        head = self._heads.known(Digest(segment.head))
+        if head is None or link.num_steps != 1:
+            return None
+        run, states = self._replica.run, (shown.before, shown.mine, theirs)
+        return await self._context.compute.serve(
+            lambda: followed(run, head, segment, link.first, audit.num_before, *states)
+        )
 
     async def _proof_of_step(self, audit: Audit, looked: _Shown, theirs: dict[str, Tensor]) -> Warrant | None:
         """Return what shows that the optimizer did not make a step, if it did not: by the gradient that the worker has

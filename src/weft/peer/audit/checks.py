@@ -60,7 +60,12 @@ class Audit:
     @property
     def is_new(self) -> bool:
         """Whether the first of the steps is the first of an optimizer."""
-        return not (self.work.num_before or self.link.segment or self.link.first)
+        return not (self.num_before or self.link.first)
+
+    @property
+    def num_before(self) -> int:
+        """Return how many steps the optimizer has made before the segment."""
+        return self.work.num_before + sum(each.num_steps for each in self.work.segments[: self.link.segment])
 
 
 class NotShown(Exception):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from math import inf, isfinite
+from math import inf, isfinite, sqrt
 
 import numpy as np
 import torch
@@ -16,18 +16,22 @@ from weft.ids import Digest, PeerId, Round
 from weft.peer.audit.heads import Head
 from weft.peer.group.records import lease_of
 from weft.run.amend import amended
-from weft.run.config import Genesis
+from weft.run.config import Genesis, RunConfig
 from weft.store.chunks import state_index
 from weft.sync.merge.method import OUTER, Method, Scope
 from weft.sync.merge.reduce import encode_payload
+from weft.sync.method.choices import AdamWConfig
 from weft.sync.records.parts import cut
 from weft.sync.records.work import Segment
+from weft.training.optimizer import adamw_direction
+from weft.training.steps import rate_of
 from weft.training.trainer import Trainer
 from weft.verify.calibration import Apart
-from weft.verify.judge import Numerics, threshold, threshold_of_moments
+from weft.verify.judge import OF_FOLLOWED, Followed, Numerics, threshold, threshold_of_moments
 from weft.wire import Buffer, digest_of
 
 LOCAL, ERROR = "local", "error"
+_PIECE = 1 << 20  # parameters that are compared at a time, in fp64
 
 
 class Away(Exception):
@@ -67,8 +71,7 @@ def repeat(
     if trainer.is_parked or not trainer.has_started:
         raise Away
     config, leased = amended(run, head.charter), lease_of(head.manifest.leases, PeerId(segment.holder))
-    positions = _positions(config, leased, first, num_steps)
-    pace = Fraction(sum(lease.num_windows for lease in head.manifest.leases), len(leased))
+    positions, pace = _positions(config, leased, first, num_steps), _pace(head, leased)
     counter = torch.tensor([num_before + first], dtype=torch.int64)
     with trainer.lent():
         trainer.apply_settings(config)
@@ -88,6 +91,52 @@ def words_of(trainer: Trainer, run: Genesis, head: Head, segment: Segment, first
     """
     config, leased = amended(run, head.charter), lease_of(head.manifest.leases, PeerId(segment.holder))
     return trainer.words(_positions(config, leased, first, 1), config.settings.seq_len)
+
+
+def _pace(head: Head, leased: NDArray[np.int64]) -> Fraction:
+    return Fraction(sum(lease.num_windows for lease in head.manifest.leases), len(leased))
+
+
+def followed(
+    run: Genesis,
+    head: Head,
+    segment: Segment,
+    first: int,
+    num_before: int,
+    before: Mapping[str, Tensor],
+    mine: Mapping[str, Tensor],
+    theirs: Mapping[str, Tensor],
+) -> Followed | None:
+    """Return how the parameters of one step lie to the optimizer's numbers of who made it; None: it is not AdamW's.
+
+    Both began with the same parameters, so their decay is the same, and what is between them is
+
+        theirs - mine = -lr (direction of their moments - direction of mine)
+
+    Args:
+        first, num_before: as of `repeat`.
+        before, mine, theirs: the state before the step, and what this machine and the other came to.
+    """
+    config, leased = amended(run, head.charter), lease_of(head.manifest.leases, PeerId(segment.holder))
+    assert isinstance(config, RunConfig)
+    optimizer, moments = config.train.optimizer, ("moment1", "moment2")
+    if not isinstance(optimizer, AdamWConfig):
+        return None
+    rate = rate_of(config, head.manifest.committed_tokens, first + 1, _pace(head, leased))
+    apart, num_steps, num = 0.0, num_before + first + 1, len(mine[LOCAL])
+    for start in range(0, num, _PIECE):
+        here = slice(start, start + _PIECE)
+        of_theirs, of_mine = (
+            adamw_direction(optimizer, *(state[name][here] for name in moments), num_steps) for state in (theirs, mine)
+        )
+        made = mine[LOCAL][here] - rate * (of_theirs - of_mine)
+        apart += float((theirs[LOCAL][here] - made).square().sum())
+    moved = float((mine[LOCAL] - before[LOCAL]).double().norm())
+    return Followed(
+        distance=sqrt(apart) / moved if moved and isfinite(apart) else inf,
+        of_memory=max(distance(before[name], mine[name], theirs[name]) for name in moments),
+        of_parameters=distance(before[LOCAL], mine[LOCAL], theirs[LOCAL]),
+    )
 
 
 def _positions(config: Genesis, leased: NDArray[np.int64], first: int, num_steps: int) -> NDArray[np.int64]:
@@ -176,6 +225,12 @@ def farthest(numerics: Numerics, num_steps: int, apart: Mapping[str, float], *, 
     parameters, memory = threshold(numerics, num_steps, is_new=is_new), threshold_of_moments(numerics, num_steps)
     measured = [Apart(far, parameters if name == LOCAL else memory) for name, far in apart.items()]
     return max(measured, key=lambda each: each.share, default=Apart(0.0, parameters))
+
+
+def of_followed(found: Followed) -> Apart:
+    """Return how far a step lies from honest ones whose parameters follow their own optimizer's numbers."""
+    apart = Apart(found.distance, threshold("fp32", 1)), Apart(found.of_memory, OF_FOLLOWED)
+    return max(apart, key=lambda each: each.share)
 
 
 def why_unlike(numerics: Numerics, num_steps: int, apart: Mapping[str, float], *, is_new: bool = False) -> str | None:

@@ -200,7 +200,9 @@ STAGES = ("--set", "stages=2", "--set", "model.num_layers=2", "--set", "model.is
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("changes", [(), STAGES, ("--set", "tokenizer={type='characters'}")], ids=str)
+@pytest.mark.parametrize(
+    "changes", [(), pytest.param(STAGES, marks=pytest.mark.slow), ("--set", "tokenizer={type='characters'}")], ids=str
+)
 def test_the_recipe_of_a_report_makes_the_same_run(
     weft: Weft, run_path: Path, home: Path, tmp_path: Path, changes: tuple[str, ...]
 ) -> None:

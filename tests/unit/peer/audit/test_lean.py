@@ -52,7 +52,10 @@ def suspicions(numerics: Numerics, states: list[State], mine: list[Tensor], thei
 
 @pytest.mark.full
 @pytest.mark.parametrize("numerics", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("num_threads", "setting"), [(1, SSE), (2, AVX2)], ids=["SSE4.1", "AVX2, two threads"])
+@pytest.mark.parametrize(
+    ("num_threads", "setting"),
+    [pytest.param(1, SSE, id="SSE4.1"), pytest.param(2, AVX2, id="AVX2, two threads", marks=pytest.mark.slow)],
+)
 def test_steps_of_another_honest_machine_are_not_on_one_side_and_those_of_who_steers_are(
     tmp_path: Path, numerics: Numerics, num_threads: int, setting: dict[str, str]
 ) -> None:

@@ -1,5 +1,6 @@
 """Training steps made again: the same bits, from wherever in a lease."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,20 @@ from weft.errors import DataError
 from weft.ids import PeerId, Round
 from weft.model.initial import initial_vector
 from weft.peer.audit.heads import Head
-from weft.peer.audit.steps import LOCAL, Away, repeat, state_of
+from weft.peer.audit.steps import LOCAL, Away, followed, of_followed, repeat, state_of
 from weft.peer.chain import genesis, open_branch
 from weft.run.amend import first_charter
 from weft.run.machine import PeerConfig
 from weft.sync.records.index import VectorIndex
 from weft.sync.records.work import Segment
 from weft.training.trainer import Trainer
+from weft.verify.judge import threshold
 from weft.wire import digest_of
 
 ME, OTHER = PeerId("aa" * 32), PeerId("bb" * 32)
 RUN = run_config(batch_size=2)
 NUM = 6
+State = dict[str, Tensor]
 
 
 def trainer(path: Path) -> Trainer:
@@ -81,6 +84,71 @@ def test_steps_that_a_lease_does_not_have_are_refused(tmp_path: Path, first: int
     one = trainer(tmp_path)
     with pytest.raises(DataError, match="has no"):
         repeat(one, RUN, head(), segment(holder), copied(state_of(one)), None, 0, first, num)
+
+
+def steps_of(path: Path, num_before: int, change: Callable[[Tensor], object]) -> tuple[State, State, State]:
+    """Return the state before a step, and those after it: of an honest machine, and of one whose gradient is changed.
+
+    Args:
+        num_before: steps that the optimizer has made before it.
+    """
+    one = trainer(path)
+    one.train(torch.arange(2 * num_before).numpy(), 0, 1)
+    before = copied(state_of(one))
+    given: dict[str, Any] = {"state": before, "outer": None, "num_before": num_before, "first": 0, "num_steps": 1}
+    mine = repeat(one, RUN, head(), segment(), **given)
+    theirs = repeat(one, RUN, head(), segment(), on_gradient=lambda slope, _norm: change(slope), **given)
+    return before, mine, theirs
+
+
+def turn_smallest(slope: Tensor) -> None:
+    """Turn the signs of numbers that are next to nothing, as rounding does."""
+    smallest = slope.abs().argsort()[:4]
+    assert 0 < slope[smallest].abs().max() < 1e-5 * slope.square().mean().sqrt()
+    slope[smallest] *= -1
+
+
+def test_signs_that_rounding_turned_are_told_by_the_moments(tmp_path: Path) -> None:
+    before, mine, theirs = steps_of(tmp_path, 0, turn_smallest)
+    found = followed(RUN, head(), segment(), 0, 0, before, mine, theirs)
+    assert found is not None
+    assert found.of_parameters > threshold("fp32", 1), "that alone would be something else"
+    assert found.of_memory < 1e-6
+    assert found.distance < 1e-6
+    assert found.is_honest
+    assert of_followed(found).share < 0.1
+
+
+def add_noise(slope: Tensor) -> None:
+    noise = torch.randn(len(slope), generator=torch.Generator().manual_seed(0))
+    slope += 1e-4 * slope.norm() / noise.norm() * noise
+
+
+def turn_many(slope: Tensor) -> None:
+    """Of a tenth of all numbers, which is more than rounding turns."""
+    slope[slope.abs().argsort()[: len(slope) // 10]] *= -1
+
+
+@pytest.mark.parametrize("change", [add_noise, turn_many, torch.neg_])
+def test_what_is_no_rounding_of_a_gradient_is_something_else(
+    tmp_path: Path, change: Callable[[Tensor], object]
+) -> None:
+    before, mine, theirs = steps_of(tmp_path, 1, change)
+    found = followed(RUN, head(), segment(), 0, 1, before, mine, theirs)
+    assert found is not None
+    assert not found.is_honest
+    assert found.distance < 1e-5, "its parameters are those of its moments"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.99, 1.01])
+def test_parameters_that_do_not_follow_their_moments_are_something_else(tmp_path: Path, share: float) -> None:
+    before, mine, theirs = steps_of(tmp_path, 1, lambda _slope: None)
+    theirs[LOCAL] = before[LOCAL] + share * (mine[LOCAL] - before[LOCAL])
+    found = followed(RUN, head(), segment(), 0, 1, before, mine, theirs)
+    assert found is not None
+    assert found.of_memory == 0.0
+    assert not found.is_honest
+    assert of_followed(found).share > 1
 
 
 def test_a_trainer_that_has_not_started_makes_no_steps_of_others_yet(tmp_path: Path) -> None:
