@@ -47,7 +47,10 @@ def test_who_cheats_is_struck_out_and_nobody_else(tmp_path: Path, work: Way) -> 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("work", ["false moments", pytest.param("new optimizer", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "work",
+    [pytest.param(each, marks=pytest.mark.slow if each == "new optimizer" else ()) for each in sorted(OF_OPTIMIZERS)],
+)
 def test_who_lies_about_its_optimizer_is_struck_out(tmp_path: Path, work: Way) -> None:
     played = stage(tmp_path)(Cheat(peer="lab-3", work=work, at_round=2), scenario={"compute": "real"})
     assert out(played) == ["lab-3"]
