@@ -6,7 +6,7 @@ for honest (`weft.verify.judge`).
 States of runs of two sizes, from several seeds and places, are taken one step further: by an auditor, by processes
 with other instruction sets and numbers of threads, and in ways that no honest peer takes. The threshold of bf16 was
 chosen on states of seeds 0 to 4, that of fp32 on other models. A case is found where the parameters or one of the
-optimizer's vectors lie farther apart than they may.
+optimizer's vectors lie farther apart than they may, and in fp32 the parameters are not those of their own moments.
 """
 
 import argparse
@@ -30,11 +30,12 @@ from weft import rng
 from weft.clock import SystemClock
 from weft.config import from_tree
 from weft.data.batch import Batches
-from weft.peer.audit.steps import LOCAL, distance, state_of
+from weft.peer.audit.steps import LOCAL, distance, followed_adamw, state_of
 from weft.run.config import RunConfig, RunFile
 from weft.run.genesis import initial, seal
 from weft.run.machine import PeerConfig
 from weft.store.home import Home
+from weft.sync.method.choices import AdamWConfig
 from weft.training.trainer import Trainer
 from weft.verify.judge import Numerics, threshold, threshold_of_moments
 
@@ -154,6 +155,8 @@ def found(numerics: Numerics, is_honest: bool, who: str, case: Case, mine: State
     is_new = not case.place
     is_far = parameters > threshold(numerics, 1, is_new=is_new) or optimizer > threshold_of_moments(numerics, 1)
     differs = is_far and not is_equal
+    if differs and numerics == "fp32":
+        differs = not followed_adamw(AdamWConfig(), LR, case.place + 1, case.before, mine, theirs).is_honest
     return Found(numerics, is_honest, who + FIRST if is_new else who, parameters, optimizer, differs)
 
 

@@ -109,22 +109,36 @@ def followed(
 ) -> Followed | None:
     """Return how the parameters of one step lie to the optimizer's numbers of who made it; None: it is not AdamW's.
 
-    Both began with the same parameters, so their decay is the same, and what is between them is
-
-        theirs - mine = -lr (direction of their moments - direction of mine)
-
     Args:
         first, num_before: as of `repeat`.
         before, mine, theirs: the state before the step, and what this machine and the other came to.
     """
     config, leased = amended(run, head.charter), lease_of(head.manifest.leases, PeerId(segment.holder))
     assert isinstance(config, RunConfig)
-    optimizer, moments = config.train.optimizer, ("moment1", "moment2")
-    if not isinstance(optimizer, AdamWConfig):
+    if not isinstance(config.train.optimizer, AdamWConfig):
         return None
     rate = rate_of(config, head.manifest.committed_tokens, first + 1, _pace(head, leased))
-    apart, num_steps, num = 0.0, num_before + first + 1, len(mine[LOCAL])
-    for start in range(0, num, _PIECE):
+    return followed_adamw(config.train.optimizer, rate, num_before + first + 1, before, mine, theirs)
+
+
+def followed_adamw(
+    optimizer: AdamWConfig,
+    rate: float,
+    num_steps: int,
+    before: Mapping[str, Tensor],
+    mine: Mapping[str, Tensor],
+    theirs: Mapping[str, Tensor],
+) -> Followed:
+    """As `followed`. Both began with the same parameters, so their decay is the same, and what is between them is
+
+        theirs - mine = -rate (direction of their moments - direction of mine)
+
+    Args:
+        rate: of learning.
+        num_steps: that the optimizer has made with this one.
+    """
+    apart, moments = 0.0, ("moment1", "moment2")
+    for start in range(0, len(mine[LOCAL]), _PIECE):
         here = slice(start, start + _PIECE)
         of_theirs, of_mine = (
             adamw_direction(optimizer, *(state[name][here] for name in moments), num_steps) for state in (theirs, mine)
