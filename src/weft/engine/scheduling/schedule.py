@@ -7,8 +7,9 @@ values are in its pages. Who has one left to read draws in the next step; who ha
     1. all that draw, at most `max_rows`, keys by turns, each with what is guessed to follow (`guess`), rows among them
     2. pieces of prompts, as many tokens as let the step last `max_slowdown` times as long as without them (`budget`)
 
-so a long prompt slows others down by a bounded factor. Keys take turns at reading by deficit round robin (Shreedhar and
-Varghese, 1995), in tokens; within a key who came first is first.
+so a long prompt slows others down by a bounded factor. Keys take turns at reading by deficit round robin (Shreedhar
+and Varghese, 1995), in tokens. Within a key every other piece is of the prompt that came first, those between of the one
+with least left: a question does not wait behind a book, nor a book for ever.
 
 A sequence is admitted when its prompt fits and `SPARE` of all pages stay for those that run. Where they run out all the
 same, the youngest sequence of the key that holds most pages gives its own up, and reads again later: nothing is lost.
@@ -119,6 +120,7 @@ class Scheduler:
         self._waiting: dict[str, deque[Sequence]] = {}
         self._turns: deque[str] = deque()  # keys with something to read, whose turn it is first
         self._deficit: dict[str, int] = {}  # tokens that a key may still read in its turn
+        self._favours_short = set[str]()  # keys whose next piece is of the prompt with least left
         self._num_turns = 0  # of sequences to draw, so far
         self.num_yielded = 0  # times that a sequence gave up its pages
         self._wants_room: Sequence | None = None  # it waits for pages: no smaller one of another key slips in before it
@@ -303,17 +305,21 @@ class Scheduler:
             self._deficit[key] -= stop - start
             if self._deficit[key] < PAGE:
                 self._turns.rotate(-1)
+            self._favours_short ^= {key}
             planned.add(id(sequence))
             yield self._row(sequence, stop)
         for key in [key for key in self._turns if not self._reads(key)]:
             self._turns.remove(key)
+            self._favours_short.discard(key)
             del self._deficit[key]
 
     def _reader(self, key: str, planned: Set[int]) -> Sequence | None:
         """Return whose prompt is read next of those that `key` asked for: one that runs, or one that is let in now."""
-        for sequence in self._running:
-            if sequence.key == key and sequence.num_left > 1 and id(sequence) not in planned:
-                return sequence
+        readers = [each for each in self._running if each.key == key and each.num_left > 1 and id(each) not in planned]
+        if readers and key in self._favours_short:
+            return self._shortest(key, readers)
+        if readers:
+            return readers[0]
         queue = self._waiting.get(key)
         if not queue or len(self._running) >= self._max_running:
             return None
@@ -322,9 +328,23 @@ class Scheduler:
             self._wants_room = self._wants_room or queue[0]
             return None
         self._wants_room = None
-        sequence = queue.popleft()
+        return self._let_in(queue[0])
+
+    def _shortest(self, key: str, readers: list[Sequence]) -> Sequence:
+        """Return who has least left to read: of those that run, or of those that wait, if there is room for it."""
+        best, queue = min(readers, key=_num_left), self._waiting.get(key)
+        if queue and len(self._running) < self._max_running and self._wants_room is None:
+            waiting = min(queue, key=_num_left)
+            if waiting.num_left < best.num_left and self._is_admitted(waiting):
+                return self._let_in(waiting)
+        return best
+
+    def _let_in(self, sequence: Sequence) -> Sequence:
+        """Let one run that has waited, and has pages."""
+        queue = self._waiting[sequence.key]
+        queue.remove(sequence)
         if not queue:
-            del self._waiting[key]
+            del self._waiting[sequence.key]
         self._running.append(sequence)
         sequence.drew_at = self._num_turns  # no newcomer goes before those that wait for their next token
         return sequence
@@ -367,3 +387,7 @@ class Scheduler:
 
 def _key_of(sequence: Sequence) -> str:
     return sequence.key
+
+
+def _num_left(sequence: Sequence) -> int:
+    return sequence.num_left

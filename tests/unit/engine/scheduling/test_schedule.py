@@ -118,6 +118,43 @@ def test_one_key_with_many_long_prompts_takes_half_of_the_reading() -> None:
     assert abs(read["greedy"] - read["modest"]) <= QUANTUM + FIRST_PIECE
 
 
+def test_a_question_does_not_wait_behind_a_book_of_the_same_key() -> None:
+    schedule, book, question = scheduler(num_pages=512), text(100 * PAGE), text(10, seed=1)
+    schedule.add(book)
+    played(schedule)
+    schedule.add(question)
+    assert any(row.sequence is question and row.draws for _ in range(2) for row in played(schedule))
+    assert book.num_left > 90 * PAGE
+
+
+def test_a_book_is_read_though_questions_of_its_key_keep_coming() -> None:
+    def num_steps(has_questions: bool) -> int:
+        schedule, book = scheduler(num_pages=4096, max_running=4096), text(40 * PAGE, max_tokens=50 * PAGE)
+        schedule.add(book)
+        for step in range(1000):
+            rows = played(schedule)
+            if any(row.sequence is book and row.draws for row in rows):
+                return step
+            for row in rows:
+                if row.draws:
+                    schedule.remove(row.sequence)
+            for number in range(4 if has_questions else 0):
+                schedule.add(text(FIRST_PIECE, seed=1 + 4 * step + number))
+        raise AssertionError
+
+    assert num_steps(has_questions=True) <= 2 * num_steps(has_questions=False) + 2
+
+
+def test_of_prompts_as_long_as_each_other_the_first_is_read_to_its_end_first() -> None:
+    schedule, texts = scheduler(num_pages=512), [text(10 * PAGE, seed=seed) for seed in range(3)]
+    for each in texts:
+        schedule.add(each)
+    order = list[Sequence]()
+    while len(order) < len(texts):
+        order += [row.sequence for row in played(schedule) if row.draws and row.sequence not in order]
+    assert order == texts
+
+
 def test_where_pages_run_out_the_youngest_of_the_greediest_key_gives_its_own_up_and_goes_on_later() -> None:
     schedule = scheduler(num_pages=8)
     old, young, other = text(2 * PAGE, max_tokens=1), text(2 * PAGE, seed=1), text(PAGE, key="b", seed=2)
