@@ -1,19 +1,20 @@
-"""The threat model names a test for each attack on serving, and the tests are there."""
+"""The threat model names a test for each attack on serving and on training, and the tests are there."""
 
 import ast
 import re
 from pathlib import Path
 
+import pytest
+
 HOUSE = Path(__file__).parents[2]
 PAGE = HOUSE / "docs" / "threat_model.md"
-HEADING = "### Attacks on serving, and their tests"
+SERVING, TRAINING = "### Attacks on serving, and their tests", "### Attacks on training, and their tests"
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
-WITHOUT = {"12"}  # what weft does not have
 
 
-def rows() -> dict[str, str]:
+def rows(heading: str) -> dict[str, str]:
     """Return the cell of each attack that names its tests."""
-    section = PAGE.read_text(encoding="utf-8").partition(HEADING)[2].partition("\n## ")[0]
+    section = re.split(r"\n##+ ", PAGE.read_text(encoding="utf-8").partition(heading)[2])[0]
     cells = [line.strip("|").split("|") for line in section.splitlines() if re.match(r"\| \d", line)]
     return {each[0].strip(): each[3].strip() for each in cells}
 
@@ -33,13 +34,18 @@ def missing(cell: str) -> list[str]:
     return found
 
 
-def test_each_attack_names_tests_that_are_there() -> None:
-    cells = rows()
-    assert list(cells) == [str(number) for number in range(1, 14)]
+@pytest.mark.parametrize(
+    ("heading", "num", "without"),
+    [(SERVING, 13, {"12"}), (TRAINING, 27, {"8"})],  # what weft does not have, and what nothing keeps away
+    ids=["serving", "training"],
+)
+def test_each_attack_names_tests_that_are_there(heading: str, num: int, without: set[str]) -> None:
+    cells = rows(heading)
+    assert list(cells) == [str(number) for number in range(1, num + 1)]
     for number, cell in cells.items():
         assert missing(cell) == []
-        assert bool(NAMED.findall(cell)) != (number in WITHOUT)
-        assert NAMED.sub("", cell).strip(" ,") == ("none" if number in WITHOUT else ""), "every test is named in full"
+        assert bool(NAMED.findall(cell)) != (number in without)
+        assert NAMED.sub("", cell).strip(" ,") == ("none" if number in without else ""), "every test is named in full"
 
 
 def test_a_test_that_is_not_there_is_found() -> None:

@@ -8,8 +8,8 @@ values are in its pages. Who has one left to read draws in the next step; who ha
     2. pieces of prompts, as many tokens as let the step last `max_slowdown` times as long as without them (`budget`)
 
 so a long prompt slows others down by a bounded factor. Keys take turns at reading by deficit round robin (Shreedhar
-and Varghese, 1995), in tokens. Within a key every other piece is of the prompt that came first, those between of the one
-with least left: a question does not wait behind a book, nor a book for ever.
+and Varghese, 1995), in tokens. Within a key every other piece is of the prompt that came first, and those between are
+of the one with least left: a question does not wait behind a book, nor a book for ever.
 
 A sequence is admitted when its prompt fits and `SPARE` of all pages stay for those that run. Where they run out all the
 same, the youngest sequence of the key that holds most pages gives its own up, and reads again later: nothing is lost.

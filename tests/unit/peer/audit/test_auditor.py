@@ -12,6 +12,7 @@ from charters import charter
 from unit.peer.audit.test_heads import STATE, a_row
 from unit.sync.test_governance_audits import ACCUSED, OTHERS, finding
 from weft.clock import VirtualClock
+from weft.errors import DeadlineExceeded, PayloadError, Refused
 from weft.ids import Digest, Round, Tokens
 from weft.peer.audit import checks
 from weft.peer.audit.auditor import Auditor
@@ -92,8 +93,19 @@ def test_a_work_that_is_doubted_while_it_is_asked_for_is_audited_as_it_was_drawn
     assert begun[0] == (ACCUSER.peer, 3)
 
 
-def test_a_worker_that_answers_for_ever_and_lets_nothing_be_fetched_has_not_answered(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    "lacks",
+    [
+        NotShown("no chunk comes"),
+        NotShown("it shows a state that it has not named"),
+        PayloadError("a chunk is not what its digest says"),
+        DeadlineExceeded("its list comes byte by byte"),
+        Refused("not for you"),
+    ],
+    ids=lambda error: str(error),
+)
+def test_a_worker_that_answers_for_ever_and_shows_not_all_of_what_it_named_has_not_answered(
+    monkeypatch: pytest.MonkeyPatch, lacks: Exception
 ) -> None:
     """It answers only after some time, so that it is asked again before that is over."""
     clock, asked = VirtualClock(), [0]
@@ -104,7 +116,7 @@ def test_a_worker_that_answers_for_ever_and_lets_nothing_be_fetched_has_not_answ
         return AuditAnswer(is_ready=True)
 
     async def nothing(_self: Any, _audit: Any, _answer: Any) -> Any:
-        raise NotShown("no chunk comes")
+        raise lacks
 
     for name, each in (("_asked", answers), ("_made", nothing)):
         monkeypatch.setattr(Auditor, name, each)
@@ -127,7 +139,7 @@ def test_a_worker_that_answers_for_ever_and_lets_nothing_be_fetched_has_not_answ
             await asyncio.sleep(ANSWER_S)
             head.round += 5
             assert clock.now() < 10 * ANSWER_S
-        assert looking.result() == Found("unanswered", "no chunk comes")
+        assert looking.result() == Found("unanswered", str(lacks))
 
     clock.run(scenario())
     assert opened == [(NAME, 0, None)]

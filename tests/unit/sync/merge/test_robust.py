@@ -196,6 +196,22 @@ def test_two_of_eight_do_not_move_it_far(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=NAMES)
+def test_attacks_that_look_like_the_others_move_it_little(rule: Rule) -> None:
+    """The inner product's (Xie et al., 1903.03936), no further than a mean. One within the spread of all (Baruch et
+    al., 1902.06156), by less than itself: but a median and a trimmed mean further than a mean."""
+    luck = np.random.default_rng(7)
+    honest = (luck.standard_normal(NUM) + luck.standard_normal((6, NUM))).astype(np.float32)
+    true, spread, v = honest.mean(0), 1.5 * honest.std(0), np.full(8, 1000.0)
+
+    def off(rule: Rule, attack: NDArray[np.float32]) -> float:
+        xs = np.concatenate([honest, np.tile(attack, (2, 1))]).astype(np.float32).astype(np.float64)
+        return float(np.linalg.norm(merged(rule, xs, v) - true))
+
+    assert 0 < off(rule, -0.5 * true) < 1.1 * off("peers_mean", -0.5 * true)
+    assert 0 < off(rule, true - spread) < 0.5 * np.linalg.norm(spread)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=NAMES)
 def test_who_has_more_tokens_and_so_a_longer_delta_is_no_outlier(rule: Rule) -> None:
     luck, v = np.random.default_rng(6), np.array([1000.0] * 4 + [4000.0])
     common = luck.standard_normal(NUM)
