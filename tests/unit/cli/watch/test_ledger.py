@@ -1,6 +1,8 @@
 """`weft ledger`: what it says of rounds on disk, and of files that show what was counted."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -149,6 +151,26 @@ def test_evidence_is_written_and_checked_elsewhere(weft: Weft, home: Path, tmp_p
     assert isinstance(proof.shown, bytes)
     out.write_bytes(encode(replace(proof, shown=proof.shown[:-1] + b"x")))
     refused(weft, 11, "proves nothing", "ledger", "check", out)
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # as if it were not installed
+from weft.cli.main import main
+main()
+"""
+
+
+@pytest.mark.full
+def test_proofs_and_evidence_are_checked_where_there_is_no_torch(weft: Weft, home: Path, tmp_path: Path) -> None:
+    proof, lie = tmp_path / "work.proof", tmp_path / "lie.evidence"
+    assert weft("--home", home, "ledger", "prove", RUN[:8], "--round", 2, "-o", proof).code == 0
+    lie.write_bytes(encode(step()))
+    for file, said in ((proof, short(ME)), (lie, short(LIAR.peer))):
+        command = [sys.executable, "-P", "-c", WITHOUT_TORCH, "ledger", "check", str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout
 
 
 def test_two_notes_of_one_member_are_evidence_too(weft: Weft, home: Path, tmp_path: Path) -> None:
