@@ -68,4 +68,5 @@ def prove(file: RoundsFile, run: RunId, round: Round, peer: PeerId) -> WorkProof
         counted=place.counted,
         work=Tree(map(encode, manifest.contributions)).path(place.index),
         group=place.group,
+        before=file.manifest(round - 1),
     )

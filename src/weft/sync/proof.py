@@ -1,6 +1,6 @@
 """Checks what shows that a run has counted somebody's work.
 
-    prover  ──WorkProof, a file──►  anybody:  shown(proof)  ──►  who, round, tokens, payload
+    prover  ──WorkProof, a file──►  anybody:  shown(proof)  ──►  who, round, lease, tokens, payload
 
 It follows the members: who began the run has signed whom it began with, and each milestone is signed by a majority of
 the members before it. Which key began the run is for its reader to know. A majority of former members can sign another
@@ -11,11 +11,12 @@ the word of the members that it names, are by the word of few: of all that is na
 included, nothing else is shown. Who stays where others have said goodbye is all members.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET
 
+from weft.data.assign import Lease
 from weft.errors import WireError
 from weft.ids import BranchId, Digest, PeerId, Round, RunId, Tokens, short
 from weft.keys import verify
@@ -49,6 +50,8 @@ class Shown:
     Args:
         brought_by: whose contribution it was: the peer's own, or of an aggregator.
         tokens: of each peer that was counted: of one, or of a group.
+        leases: what the round before had leased to each of those peers; None: that is not shown. Where it came late,
+            what is counted may be of an earlier one.
         is_legacy: it is what another branch had counted, and no work of who brought it.
         last: the round of the last milestone.
         members: who had a vote after it.
@@ -59,6 +62,7 @@ class Shown:
     round: Round
     brought_by: PeerId
     tokens: dict[PeerId, Tokens]
+    leases: tuple[Lease, ...] | None
     payload: Digest
     is_legacy: bool
     founder: PeerId
@@ -79,11 +83,13 @@ def shown(proof: WorkProof) -> Shown:
         raise WireError(f"round {header.round} is not among the rounds that round {found.last.round} names")
     if not is_leaf(header.work, encode(counted), proof.work):
         raise WireError(f"round {header.round} does not count this work of {short(PeerId(counted.peer))}")
+    tokens = _tokens(proof)
     return Shown(
         run=RunId(proof.run),
         round=header.round,
         brought_by=PeerId(counted.peer),
-        tokens=_tokens(proof),
+        tokens=tokens,
+        leases=None if proof.before is None else _leases(proof.before, header, tokens),
         payload=Digest(counted.payload),
         is_legacy=counted.legacy is not None,
         founder=found.founder,
@@ -173,6 +179,12 @@ def _is_among_past(last: Manifest, header: Header, place: Path | None) -> bool:
         return header == header_of(last, entry)
     is_there = place.index == header.round and place.count == last.round
     return is_there and is_leaf(root_of_tops(last.round, entry.past), header.pack(), place)
+
+
+def _leases(before: Manifest, header: Header, peers: Collection[PeerId]) -> tuple[Lease, ...]:
+    if digest_of(before) != header.previous:
+        raise WireError(f"round {header.round} does not follow on the round that is shown as the one before")
+    return tuple(lease for lease in before.leases if lease.peer in peers)
 
 
 def _tokens(proof: WorkProof) -> dict[PeerId, Tokens]:

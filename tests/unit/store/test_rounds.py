@@ -8,6 +8,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from unit.peer.snapshots import manifest
+from weft.data.assign import Lease
 from weft.errors import DataError, WireError
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId, Tokens
 from weft.keys import Identity
@@ -247,6 +248,59 @@ def test_what_cannot_be_proved_is_said(tmp_path: Path, round: int, peer: set[Pee
     file = kept(tmp_path / "rounds.db", chain(6, MEMBERS))
     with pytest.raises(DataError, match=why):
         prove(file, RUN, Round(round), min(peer))
+
+
+def test_a_proof_shows_what_had_been_leased(tmp_path: Path) -> None:
+    first = opened(MEMBERS)
+    leases = tuple(Lease(peer=peer, start=8 * at, stop=8 * at + 8) for at, peer in enumerate(MEMBERS))
+    rounds = [first, replace(following(first), leases=leases)]
+    rounds += [following(rounds[-1])]
+    rounds += [following(rounds[-1])]
+    file = kept(tmp_path / "rounds.db", rounds)
+    proof = prove(file, RUN, Round(2), MEMBERS[1])
+    assert shown(proof).leases == leases[1:2]
+    assert shown(replace(proof, before=None)).leases is None
+    other = replace(rounds[1], leases=tuple(replace(each, stop=each.stop + 1000) for each in leases))
+    with pytest.raises(WireError, match="does not follow"):
+        shown(replace(proof, before=other))
+
+
+def test_members_of_later_rounds_cannot_tell_another_past(tmp_path: Path) -> None:
+    """All of them sign a round in which none of them was a member yet."""
+    later = tuple(sorted(KEYS))[3:8]
+    rounds = chain(4, MEMBERS)
+    rounds.append(following(rounds[-1], joined=later))
+    rounds.append(following(rounds[-1], left=MEMBERS))
+    rounds.append(following(rounds[-1]))
+    file = kept(tmp_path / "rounds.db", rounds)
+    true = prove(file, RUN, Round(3), MEMBERS[0])
+    assert set(later) < set(shown(true).members)
+    forged = replace(following(rounds[2], num_counted=1), members=later, uplinks=(16,) * len(later))
+    alone = replace(forged, joined=later, left=MEMBERS)
+    for lie in (forged, alone):
+        proof = replace(
+            true,
+            milestones=(milestone_of(lie, later),),
+            header=header(lie),
+            place=None,
+            counted=lie.contributions[0],
+            work=Tree(map(encode, lie.contributions)).path(0),
+            before=rounds[2],
+        )
+        with pytest.raises(WireError, match=r"became members|not signed by a majority"):
+            shown(proof)
+
+
+def test_a_history_that_ends_early_is_shown_to_end_there(tmp_path: Path) -> None:
+    rounds = chain(4, MEMBERS)
+    early = prove(kept(tmp_path / "early.db", rounds), RUN, Round(2), MEMBERS[0])
+    rounds.append(following(rounds[-1], left=MEMBERS[2:]))
+    rounds.append(following(rounds[-1]))
+    late = prove(kept(tmp_path / "late.db", rounds), RUN, Round(5), MEMBERS[0])
+    assert (shown(early).last, shown(early).members) == (Round(3), MEMBERS)
+    assert (shown(late).last, shown(late).members) == (Round(5), MEMBERS[:2])
+    with pytest.raises(WireError, match="became members"):
+        shown(replace(late, milestones=late.milestones[1:]))
 
 
 def test_what_half_of_the_members_decided_is_by_few(tmp_path: Path) -> None:

@@ -413,6 +413,7 @@ def _tree_of(found: "Shown") -> dict[str, Any]:
         "run": found.run,
         "round": found.round,
         "tokens": dict(found.tokens),
+        "leases": None if found.leases is None else [[each.peer, each.start, each.stop] for each in found.leases],
         "brought_by": found.brought_by,
         "is_legacy": found.is_legacy,
         "payload": found.payload,
@@ -428,6 +429,8 @@ def _said(found: "Shown") -> list[str]:
     if found.is_legacy:
         lines.append("  counted what another branch had counted, and no work of who brought it:")
     lines += [f"  counted {peer}: {num:,} tokens" for peer, num in sorted(found.tokens.items())]
+    for lease in found.leases or ():
+        lines.append(f"  leased to {lease.peer} in the round before: samples {lease.start:,} to {lease.stop - 1:,}")
     lines.append(f"  payload {found.payload}, brought by {found.brought_by}")
     if len(found.tokens) > 1 or found.brought_by not in found.tokens:
         lines.append("  how much of it is whose, who brought it has said; members have counted the sum")

@@ -5,6 +5,7 @@ milestones    certificates of rounds that changed who is a member, and of the ne
               those that the one before names
 header        of the round in question, which is among the past rounds that the last milestone names
 counted       what that round counts of the peer, which the header's work holds
+before        the manifest of the round before, which the header names: it says what was leased to whom
 """
 
 from typing import Annotated
@@ -36,6 +37,7 @@ class WorkProof(Record, frozen=True, kw_only=True):
     counted: Counted
     work: Path
     group: GroupRecord | None = None  # of the peers whose mean it is, where it is a group's
+    before: Manifest | None = None  # None: the prover does not have it
 
 
 def is_opening(manifest: Manifest) -> bool:
