@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from slow.cheating import FOURTEEN
 from slow.shell import LOCAL, START_S, Shell
 from weft.events import ActEnacted, LieProven, RoundCommitted
 from weft.ids import PeerId
+from weft.sync.governance import read_lie
+from weft.sync.records.acts import Warrant
+from weft.sync.records.proof import MAX_PROOF_NBYTES
+from weft.wire import decode
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +56,7 @@ def test_who_cheats_is_struck_out_and_anybody_can_be_shown_why(
     if way in BY_VOTES:
         assert len(enacted.by) >= 3
         assert lies == []
-        print(f"\n{way}: round {enacted.round} of work since round {first}, by votes: {enacted.reason}")  # noqa: T201  # for docs/log.md
+        tell(way, enacted, f"since round {first}, by votes")
         return
     assert (enacted.by, {lie.member for lie in lies}) == ((), {enacted.subject})
     file = tmp_path / "evidence"
@@ -59,8 +64,15 @@ def test_who_cheats_is_struck_out_and_anybody_can_be_shown_why(
     assert file.stat().st_size <= MOST_NBYTES
     checked = json.loads(weft("ledger", "check", str(file), "--json"))
     assert checked["peer"] == enacted.subject
-    told = f"round {enacted.round} of work since round {first}, {file.stat().st_size:,} bytes: {enacted.reason}"
-    print(f"\n{way}: {told}")  # noqa: T201  # for docs/log.md
+    began = time.thread_time()
+    read_lie(decode(file.read_bytes(), Warrant, max_nbytes=MAX_PROOF_NBYTES))
+    took_ms = 1e3 * (time.thread_time() - began)
+    tell(way, enacted, f"since round {first}, by {file.stat().st_size:,} bytes in {took_ms:.1f} ms")
+
+
+def tell(way: str, enacted: ActEnacted, how: str) -> None:
+    """Figures for docs/log.md."""
+    print(f"\n{way}: round {enacted.round}, {how}: {enacted.reason}")  # noqa: T201
 
 
 def peer_of(shell: Shell) -> PeerId:
