@@ -51,15 +51,18 @@ def with_false(charter: Charter, peer: PeerId, round: Round, weighed: Weighed) -
 
 
 def of(charter: Charter, peer: PeerId) -> FalseWork | None:
-    """Return the work that a key was struck out for and that is not taken out; None: there is none."""
-    works = (each for each in charter.false_works or () if each.taken_out is UNSET)
-    return next((each for each in works if each.peer == peer), None)
+    """Return the work that a key was struck out for and that is not taken out; None: there is none.
+
+    Of several the newest. That happens where a run went back to before some were taken out: they go one after another.
+    """
+    works = (each for each in charter.false_works or () if each.taken_out is UNSET and each.peer == peer)
+    return max(works, key=lambda each: each.round, default=None)
 
 
 def due(base: Base) -> tuple[FalseWork, ...]:
     """Return what the round of `base` may take out, ascending by peer."""
-    works = base.charter.false_works or ()
-    return tuple(sorted((each for each in works if is_due(base, each)), key=lambda each: each.peer))
+    works = (of(base.charter, peer) for peer in sorted({PeerId(each.peer) for each in base.charter.false_works or ()}))
+    return tuple(each for each in works if each is not None and is_due(base, each))
 
 
 def is_due(base: Base, work: FalseWork) -> bool:
