@@ -1,4 +1,5 @@
-"""What members that audit each other take of training: tokens a second beside a run in which they do not.
+"""What members that audit each other take of training: tokens a second and bytes a round beside a run in which they do
+not.
 
     python -m benchmarks.audits --text FILE                 # 25 minutes; wants an idle machine
     python -m benchmarks.audits --text FILE --every 20 --rounds 4     # sooner
@@ -14,7 +15,7 @@ import tempfile
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import NamedTuple
 
 from benchmarks.report import load, load_line, table, write
@@ -23,6 +24,7 @@ from weft.events import RoundCommitted, WorkAudited, WorkDoubted
 
 NUM = 3
 RATE, AIM = 0.1, 0.95  # the default rate; of the speed without audits
+AIM_NBYTES = 1.65  # times the bytes without
 SEQ, BATCH = 128, 16
 RUN = """
 name = "audits"
@@ -46,10 +48,12 @@ class Found(NamedTuple):
     Args:
         rates: tokens a second that were counted, round by round.
         num_audits: of training steps.
+        sent_nbytes: by a peer in a round, in the mean.
     """
 
     rates: list[float]
     num_audits: int
+    sent_nbytes: float
 
 
 def measured(trust: str, options: argparse.Namespace) -> Found:
@@ -67,7 +71,8 @@ def measured(trust: str, options: argparse.Namespace) -> Found:
     if any(isinstance(event, WorkDoubted) for event in events):
         raise RuntimeError("honest work was doubted")
     rates = [tokens / (at - before) for (before, _), (at, tokens) in pairwise(rounds)]
-    return Found(rates, sum(isinstance(event, WorkAudited) for event in events))
+    sent = [event.sent_nbytes for event in events if isinstance(event, RoundCommitted) and event.round > 1]
+    return Found(rates, sum(isinstance(event, WorkAudited) for event in events), mean(sent))
 
 
 def _rounds(first: Process) -> list[tuple[float, int]]:
@@ -79,18 +84,29 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="that is trained on")
     parser.add_argument("--every", type=int, default=100, help="training steps of a round")
     parser.add_argument("--rounds", type=int, default=5, help="that are measured, of each run")
-    parser.add_argument("--width", type=int, default=192, help="of the model")
+    parser.add_argument("--width", type=int, default=384, help="of the model: 384 is 10M parameters, 192 2.7M")
     options, before = parser.parse_args(), load()
     found = {name: measured(trust, options) for name, trust in TRUSTS.items()}
     speeds = {name: median(each.rates) for name, each in found.items()}
     plain, few, all_of_them = speeds.values()
     at_default = 1 / (1 / few + RATE * (1 / all_of_them - 1 / few))
-    rows = [[name, speeds[name], speeds[name] / plain, each.num_audits] for name, each in found.items()]
-    rows.append([f"audited, rate {RATE:g}, from these", at_default, at_default / plain, ""])
+    sent, sent_few, sent_all = (each.sent_nbytes for each in found.values())
+    sent_at_default = sent_few + RATE * (sent_all - sent_few)
+    rows = [
+        [name, speeds[name], speeds[name] / plain, each.sent_nbytes / 1e6, each.sent_nbytes / sent, each.num_audits]
+        for name, each in found.items()
+    ]
+    at_rate = at_default, at_default / plain, sent_at_default / 1e6, sent_at_default / sent
+    rows.append([f"audited, rate {RATE:g}, from these", *at_rate, ""])
     verdict = "met" if at_default >= AIM * plain else "**missed**"
+    of_bytes = "met" if sent_at_default <= AIM_NBYTES * sent else "**missed**"
     text = f"{options.every} training steps a round. {load_line(before)}"
-    header = ["trust", "tokens/s", "of the speed without", "steps that were audited"]
-    aim = f"Aim: {AIM:g} of the speed without, at the default rate: {verdict}."
+    header = ["trust", "tokens/s", "of the speed without", "MB a peer and round", "times those without"]
+    header += ["steps that were audited"]
+    aim = (
+        f"Aims at the default rate: {AIM:g} of the speed without: {verdict}; at most {AIM_NBYTES:g} times the bytes: "
+        f"{of_bytes}."
+    )
     write(
         "audits",
         "What audits take of training",
