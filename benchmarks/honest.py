@@ -49,13 +49,14 @@ from weft.events import (
 )
 from weft.log import read_jsonl
 from weft.peer.audit import auditor, steps
+from weft.peer.audit.checks import Audit
+from weft.peer.audit.outcome import Found as Outcome
 from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.run.trust import AuditedTrust
 from weft.sim.play import Played, play
 from weft.sim.scenario import Drop, Fault, Kill, Kind, Line, Scenario, Slow, Stop
 from weft.sync.method.presets import DiLoCoConfig
 from weft.sync.method.schedule import ConstantConfig
-from weft.verify.judge import threshold
 
 Numerics = Literal["exact", "fp32"]
 Text = Literal["python", "digits"]
@@ -67,7 +68,7 @@ MOST_SEEDS: dict[Text, int] = {"python": NUM_SEEDS, "digits": 20}
 EVERY, BATCH, SEQ = 2, 2, 16
 LEASE = EVERY * BATCH * SEQ
 ROUND_S = 10.0  # of training, virtual
-AIM = 0.1  # of the threshold, in fp32
+AIM = 0.1  # of what is held for honest, in fp32
 WRITE_S = 300.0  # between two reports
 
 
@@ -80,6 +81,8 @@ class Found:
         unanswered: audits that got no answer in time.
         struck_out: members; removed: that did not answer for too long.
         farthest: distance of two states that an audit compared, of parameters or moments.
+        share: how near that came to what is held for honest, at most: 1 is as far as may be. Where parameters lie
+            farther apart and follow their own moments, how near those came.
         num_lives: processes, of all machines.
         missing: works that rounds could count and did not.
         cpu_s: of all processes.
@@ -99,13 +102,14 @@ class Found:
     num_lives: int
     missing: int
     cpu_s: float
+    share: float = 0.0
 
 
 class Farthest:
     """How far apart states lie that audits have compared."""
 
     def __init__(self) -> None:
-        self.most, self.num = 0.0, 0
+        self.most, self.share, self.num = 0.0, 0.0, 0
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -116,7 +120,14 @@ class Farthest:
             self.most, self.num = max(self.most, found), self.num + 1
             return found
 
-        with patch.object(auditor, "distance", distance):
+        compared = auditor.Auditor._compared
+
+        async def judged(of: auditor.Auditor, audit: Audit, shown: Any) -> Outcome:
+            found = await compared(of, audit, shown)
+            self.share = max(self.share, 0.0 if found.apart is None else found.apart.share)
+            return found
+
+        with patch.object(auditor, "distance", distance), patch.object(auditor.Auditor, "_compared", judged):
             yield
 
 
@@ -214,6 +225,7 @@ def _found(
         struck_out=sum(each.struck_out is not None for each in played.machines),
         removed=sum("it did not show auditors" in each.end for each in played.machines),
         farthest=farthest.most,
+        share=farthest.share,
         num_lives=sum(each.num_lives for each in played.machines),
         missing=sum(max(0, NUM_MACHINES - 1 - num) for num in counted.values()),
         cpu_s=round(cpu_s, 1),
@@ -247,8 +259,7 @@ def report(all_found: list[Found]) -> bool:
         some = [each for each in all_found if (each.numerics, each.text) == (numerics, text)]
         if not some:
             continue
-        most = max(each.farthest for each in some)
-        share = most / threshold("fp32", 1)
+        most, share = max(each.farthest for each in some), max(each.share for each in some)
         is_well = is_well and not any(each.differs or each.struck_out for each in some) and share < AIM
         rows.append(
             [
@@ -261,20 +272,29 @@ def report(all_found: list[Found]) -> bool:
                 sum(each.num_unequal for each in some),
                 sum(each.differs for each in some),
                 sum(each.struck_out for each in some),
-                f"{most:.2g}" + (f" ({share:.3f} of the threshold)" if numerics == "fp32" else ""),
+                f"{most:.2g}",
+                f"{share:.3f}" if numerics == "fp32" else "",
                 sum(each.unanswered for each in some),
                 sum(each.removed for each in some),
                 f"{sum(each.cpu_s for each in some):,.0f}",
             ]
         )
     header = ["numbers", "runs", "rounds", "processes", "works that rounds lack", "audits", "states not equal"]
-    header += ["found false", "struck out", "farthest", "no answer in time", "removed for that", "CPU s"]
+    header += [
+        "found false",
+        "struck out",
+        "farthest",
+        "of what is held",
+        "no answer in time",
+        "removed for that",
+        "CPU s",
+    ]
     sections = [
         (__doc__ or "").split("\n\n", 1)[1].strip(),
         f"{NUM_MACHINES} machines of these kinds: {', '.join(KINDS)}. {NUM_ROUNDS} rounds of {EVERY} steps, "
         f"{NUM_FAULTS} faults in each run. Payloads, merging and outer steps of all are computed in one process.",
         table(header, rows),
-        f"Aim: nobody found false, and in fp32 no two states farther apart than {AIM:g} of the threshold: "
+        f"Aim: nobody found false, and in fp32 nothing nearer to what is held than {AIM:g} of it: "
         + ("met." if is_well else "**missed**."),
     ]
     command = "python -m benchmarks.honest --into FILE"
