@@ -4,22 +4,20 @@ and a machine that comes to something else is."""
 from typing import Any
 
 import pytest
-from benchmarks.honest import NUM_MACHINES, Numerics, run
+from benchmarks.honest import NUM_MACHINES, Numerics, Text, run
 from benchmarks.rig.elsewhere import KINDS, Descend, Machine, machines
-
-from weft.verify.judge import threshold
 
 ROUNDS = 16
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("numerics", ["exact", "fp32"])
-def test_nobody_honest_is_found_false(numerics: Numerics) -> None:
+@pytest.mark.parametrize(("numerics", "text"), [("exact", "python"), ("fp32", "python"), ("fp32", "digits")])
+def test_nobody_honest_is_found_false(numerics: Numerics, text: Text) -> None:
     with machines() as elsewhere:
-        found = run((numerics, "python"), 0, elsewhere, ROUNDS)
+        found = run((numerics, text), 0, elsewhere, ROUNDS)
     assert found.num_audits > 50
     assert (found.differs, found.struck_out) == (0, 0)
-    assert found.farthest < threshold("fp32", 1), "a tenth of it is the aim, which first steps miss"
+    assert found.share < 1.0
     assert (found.num_unequal > 0) == (numerics == "fp32"), "machines round differently, but in exact numbers"
     assert found.num_lives > NUM_MACHINES
 
