@@ -20,12 +20,15 @@ from weft.ids import Digest, PeerId
 from weft.model.config import num_parameters
 from weft.model.flat import assemble, layout
 from weft.pipeline.config import PipelineConfig
+from weft.pipeline.messages import Passing
 from weft.pipeline.routing import Router
+from weft.pipeline.worker import Worker
 from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.run.genesis import Sealed, seal
 from weft.run.staged import StagedConfig
 from weft.run.trust import MembersTrust, RecordedTrust, TrustConfig
 from weft.stages.placement import ALONE, ALONE_S
+from weft.stages.step.barrier import Barrier
 from weft.stages.step.conductor import Conductor
 from weft.store.home import Home
 from weft.store.proving import prove
@@ -320,6 +323,58 @@ def test_a_run_goes_on_whose_only_members_of_each_stage_have_all_paused(
 
     house = play(sealed(tmp_path, num_steps=30), tmp_path, work, train_s=0.05)
     assert min(len(each.seen(RoundCommitted)) for each in house.machines) > 50
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_member_that_comes_back_hears_how_far_the_others_are_though_they_all_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: int
+) -> None:
+    """It was killed with all work of a round, before it told of any, and was linked again before it could listen. The
+    other member of its stage has nothing, and would know first what it has."""
+    reserve, announcing, settled = Router.reserve, Conductor.announcing, Worker.settled
+    victims, heard, hear = list[Machine](), set[PeerId](), Barrier._on_passing
+
+    def goes_to_it(self: Router, num: int, now: float, left: Collection[PeerId], most_s: float) -> Any:
+        chosen = {each.id for each in victims if not each.is_dead} & set(self.peers)
+        return reserve(self, num, now, set(self.peers) - chosen if chosen else left, most_s)
+
+    async def or_dies(self: Conductor, payload: Digest | None) -> None:
+        machine = next((each for each in victims if each.id == self._part.channel.peer and not each.is_dead), None)
+        if machine is not None and payload is not None and len(machine.seen(RoundCommitted)) > 10:
+            machine.kill()
+            await asyncio.sleep(1.0)
+        await announcing(self, payload)
+
+    async def late(self: Worker) -> None:
+        if victims and victims[0].is_dead:
+            await asyncio.sleep(60.0)
+        await settled(self)
+
+    async def deaf(self: Barrier, peer: PeerId, note: Passing) -> None:
+        """Miss what is said as a link comes up."""
+        if peer in heard:
+            await hear(self, peer, note)
+        heard.add(peer)
+
+    async def work(house: House) -> None:
+        machines = crew(house, 6)
+        await rounds(machines[0], 8)
+        victims.append(next(each for each in machines[1:] if stage in each.company.members))
+        while not victims[0].is_dead:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.05)
+        monkeypatch.setattr(Barrier, "_on_passing", deaf)
+        await asyncio.sleep(4.0)
+        machines.append(house.start(victims[0].name))
+        await asyncio.sleep(12.0)
+        victims.clear()
+        await done(machines)
+
+    for kind, name, other in ((Router, "reserve", goes_to_it), (Conductor, "announcing", or_dies)):
+        monkeypatch.setattr(kind, name, other)
+    monkeypatch.setattr(Worker, "settled", late)
+    house = play(sealed(tmp_path, num_steps=30), tmp_path, work, train_s=0.05)
+    assert min(len(each.seen(RoundCommitted)) for each in house.machines if not each.is_dead) > 5
 
 
 @pytest.mark.full

@@ -222,6 +222,7 @@ class StagesPeer:
         while True:
             now = self.kit.clock.now()
             self._news.tell()
+            self._pipeline.barrier.tell_again()
             self._news.drop_silent(now)
             if self._placement.is_over and not self.reason:
                 self.ending.look(now)

@@ -103,7 +103,12 @@ class Barrier:
         """Say how far this peer is with what it begins."""
         self._take(self._node.peer, Progress(step, is_done, origins))
         self._last = Passing(round=step.round, step=step.number, is_done=is_done, origins=tuple(sorted(origins)))
-        for peer in self._node.peers:
+        self.tell_again()
+
+    def tell_again(self) -> None:
+        """Say once more how far this peer is: who was linked before it listened has not heard it, and where all wait
+        nothing new is said."""
+        for peer in () if self._last is None else self._node.peers:
             self._node.post(peer, self._last)
 
     def look(self) -> None:

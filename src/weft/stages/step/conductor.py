@@ -196,7 +196,7 @@ class Conductor:
         while not await self._made(head, positions, is_over, is_again) and await self._nobody_brings(head, is_over):
             is_again = True
             if part.source is None:
-                self._round += 1
+                self._round = max(self._round + 1, self._barrier.steps.newest.round)
 
     async def _made(
         self, head: Manifest, positions: NDArray[np.int64], is_over: Callable[[], bool], is_again: bool
