@@ -137,18 +137,19 @@ def followed_adamw(
         rate: of learning.
         num_steps: that the optimizer has made with this one.
     """
-    apart, moments = 0.0, ("moment1", "moment2")
+    apart = 0.0
     for start in range(0, len(mine[LOCAL]), _PIECE):
         here = slice(start, start + _PIECE)
         of_theirs, of_mine = (
-            adamw_direction(optimizer, *(state[name][here] for name in moments), num_steps) for state in (theirs, mine)
+            adamw_direction(optimizer, state["moment1"][here], state["moment2"][here], num_steps)
+            for state in (theirs, mine)
         )
         made = mine[LOCAL][here] - rate * (of_theirs - of_mine)
         apart += float((theirs[LOCAL][here] - made).square().sum())
     moved = float((mine[LOCAL] - before[LOCAL]).double().norm())
     return Followed(
         distance=sqrt(apart) / moved if moved and isfinite(apart) else inf,
-        of_memory=max(distance(before[name], mine[name], theirs[name]) for name in moments),
+        of_memory=max(distance(before[name], mine[name], theirs[name]) for name in ("moment1", "moment2")),
         of_parameters=distance(before[LOCAL], mine[LOCAL], theirs[LOCAL]),
     )
 

@@ -108,8 +108,9 @@ class Barrier:
     def tell_again(self) -> None:
         """Say once more how far this peer is: who was linked before it listened has not heard it, and where all wait
         nothing new is said."""
-        for peer in () if self._last is None else self._node.peers:
-            self._node.post(peer, self._last)
+        if self._last is not None:
+            for peer in self._node.peers:
+                self._node.post(peer, self._last)
 
     def look(self) -> None:
         """Let whoever waits look again."""
