@@ -77,6 +77,7 @@ from weft.sync.records.messages import Manifest
 from weft.sync.records.work import Link, MadeStep, Work, link, link_from, num_links, num_states
 from weft.tasks import Tasks, to_the_end
 from weft.training.trainer import Trainer
+from weft.verify.calibration import NEAR
 from weft.verify.draw import drawn
 from weft.verify.evidence.records import ShownState
 from weft.verify.evidence.steps import GRADIENT
@@ -335,7 +336,7 @@ class Auditor:
         apart = await serve(lambda: {each: distance(before[each], mine[each], theirs[each]) for each in unequal})
         why = why_unlike(trust.numerics, audit.link.num_steps, apart, is_new=audit.is_new)
         far = None if trust.is_exact else farthest(trust.numerics, audit.link.num_steps, apart, is_new=audit.is_new)
-        if why is not None and trust.numerics == "fp32" and (found := await self._followed(audit, shown, theirs)):
+        if far is not None and far.share > NEAR and (found := await self._followed(audit, shown, theirs)):
             why, far = (None, of_followed(found)) if found.is_honest else (why, far)
         if why is not None:
             shows = await self._proof_of_step(audit, shown, theirs)
@@ -346,10 +347,11 @@ class Auditor:
     async def _followed(self, audit: Audit, shown: _Shown, theirs: dict[str, Tensor]) -> Followed | None:
         """Return how the worker's parameters lie to its own moments; None: that cannot be told."""
         segment, link = audit.work.segments[audit.link.segment], audit.link
-        head = self._heads.known(Digest(segment.head))
-        if head is None or link.num_steps != 1:
+        head, run = self._heads.known(Digest(segment.head)), self._replica.run
+        is_fp32 = isinstance(run.trust, AuditedTrust) and run.trust.numerics == "fp32"
+        if head is None or link.num_steps != 1 or not is_fp32:
             return None
-        run, states = self._replica.run, (shown.before, shown.mine, theirs)
+        states = shown.before, shown.mine, theirs
         return await self._context.compute.serve(
             lambda: followed(run, head, segment, link.first, audit.num_before, *states)
         )
