@@ -21,7 +21,12 @@ BACK = Bounds(num_rounds=5, num_back=1)
 
 @pytest.mark.parametrize(
     "bounds",
-    [ALONE, APART, BACK, pytest.param(Bounds(num_rounds=6, num_counted=2, num_back=1), marks=pytest.mark.slow)],
+    [
+        ALONE,
+        APART,
+        pytest.param(BACK, marks=pytest.mark.full),
+        pytest.param(Bounds(num_rounds=6, num_counted=2, num_back=1), marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_false_is_taken_out_once_whatever_comes_first(bounds: Bounds) -> None:
     search = CounterSearch(bounds)
