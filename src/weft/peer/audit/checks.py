@@ -38,7 +38,7 @@ from weft.training.device import first_line
 from weft.training.trainer import Trainer
 from weft.verify.evidence.records import Falsehood, ShownState
 from weft.verify.evidence.works import false_by_words, false_claim, prove_claim, prove_move, prove_payload, prove_start
-from weft.wire import Buffer, Signed, decode, digest
+from weft.wire import Buffer, Signed, decode, digest, digest_of
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,9 @@ class Checks:
         stood = [(head.manifest, head.charter) for head in self.heads_of(work)]
         if (what := false_claim(work, stood)) is not None:
             raise Differs(what, self._proof(audit, lambda: prove_claim(work, stood)))
-        counted = self._heads.last_counted(PeerId(work.peer), Round(work.round))
+        newest = self._replica.head
+        counting = None if newest is None else self._heads.at(newest, audit.round)
+        counted = None if counting is None else self._heads.last_counted(audit.peer, digest_of(counting.manifest))
         if counted is not None and work.segments[0].round < counted:
             raise Differs("it trained on samples that a round had counted already")
 

@@ -6,8 +6,8 @@
     block      of the result, and of what each has brought; its mean, encoded, is not what the result has
 
 The last piece of the result says how long that is, and so how many numbers the part has: an owner that merges has seen
-that all that was brought is as long. Two codes of int4 are one byte, so of some lengths the part may have one number less
-or one more: what is to be false is so of both.
+that all that was brought is as long. Two codes of int4 are one byte, so the part may have one number less or one more:
+what is false has to be so of both.
 """
 
 from collections.abc import Mapping

@@ -28,7 +28,7 @@ def without_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def claimed(path: Path, made: Done, *known: Any) -> None:
-    """Look at a claim where these rounds are known, and all that the work names."""
+    """Look at a claim where these rounds are known, the last of which counts it, and all that the work names."""
     events: list[Event] = []
     heads, nothing = Heads(path / "heads.bin", events.append), SimpleNamespace()
     for each in (*known, *made.heads):
@@ -36,8 +36,10 @@ def claimed(path: Path, made: Done, *known: Any) -> None:
     works: Any = SimpleNamespace(signed=lambda _name: made.signed)
     context: Any = SimpleNamespace(node=None, compute=None, clock=None)
     stub: Any = nothing
-    audit = Audit(Round(9), digest_of(made.signed), made.work, link(made.work.segments, 1, 0), made.signed)
-    Checks(context, stub, stub, works, heads, stub).claim(audit)
+    newest = (*made.heads, *known)[-1]
+    replica: Any = SimpleNamespace(head=newest)
+    audit = Audit(newest.round, digest_of(made.signed), made.work, link(made.work.segments, 1, 0), made.signed)
+    Checks(context, stub, replica, works, heads, stub).claim(audit)
 
 
 def with_segment(made: Done, number: int = 0, **fields: Any) -> Done:
@@ -84,10 +86,30 @@ def test_a_round_that_has_not_been_is_a_lie(tmp_path: Path) -> None:
         claimed(tmp_path, with_segment(made, head=digest(b"no round"), round=made.heads[0].round))
 
 
+def rounds_that_count(made: Done, *numbers: int) -> list[Any]:
+    """Return the rounds after the first lease of a work, of which those of these numbers count its peer."""
+    rounds = [made.heads[0]]
+    for number in range(1, max(numbers) + 1):
+        after = head(made.heads[0].round + number, rules(), rounds[-1])
+        rounds.append(msgspec.structs.replace(after, contributions=own(made)) if number in numbers else after)
+    return rounds
+
+
 def test_samples_that_a_round_has_counted_are_not_claimed_again(tmp_path: Path) -> None:
     made = done()
-    first = made.heads[0]
-    counting = head(first.round + 1, rules(), first)
-    brought = msgspec.structs.replace(counting, contributions=own(made))
     with pytest.raises(Differs, match="counted already"):
-        claimed(tmp_path, made.renamed(round=Round(first.round + 2)), first, brought)
+        claimed(tmp_path, made.renamed(round=Round(made.heads[0].round + 2)), *rounds_that_count(made, 1, 2))
+
+
+def test_a_work_that_is_brought_late_is_no_excuse_for_bringing_it_again(tmp_path: Path) -> None:
+    """It says that it was announced before, as an honest one does that was late, and has another name."""
+    made = done()
+    claimed(tmp_path / "late", made, *rounds_that_count(made, 4))
+    with pytest.raises(Differs, match="counted already"):
+        claimed(tmp_path / "again", made, *rounds_that_count(made, 1, 4))
+
+
+def test_what_another_branch_has_counted_is_nobodys_fault(tmp_path: Path) -> None:
+    made = done()
+    elsewhere = msgspec.structs.replace(rounds_that_count(made, 1)[1], branch="ef" * 32)
+    claimed(tmp_path, made, elsewhere, *rounds_that_count(made, 4))
