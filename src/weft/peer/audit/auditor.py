@@ -14,7 +14,8 @@
 Where anybody can be shown that it differs, that is found with it (`proving`): then nobody has to vote.
 
 Failure:
-- the worker does not answer within `Patience`, or shows what it has not named: unanswered.
+- the worker does not answer within `Patience`, or shows what it has not named, or delivers so slowly that it is not
+  done in as much time as several answers may take: unanswered.
 - this machine cannot do the steps (no memory, paused), or does not know what a segment began at: it says nothing.
 - the worker has left: likewise.
 """
@@ -47,7 +48,7 @@ from weft.peer.audit.looking import (
     is_equal,
     step,
 )
-from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Found, Patience
+from weft.peer.audit.outcome import ASK_AGAIN_S, MAX_CAME, TOLD_ROUNDS, TOLD_S, Found, Patience
 from weft.peer.audit.proofs.operations import Doubted, Gradients
 from weft.peer.audit.proofs.proving import of_step, shown_state
 from weft.peer.audit.sealing import Sealing
@@ -72,9 +73,7 @@ from weft.verify.evidence.steps import GRADIENT
 from weft.wire import Signed, claimed, digest_of, unseal
 
 MAX_BEGUN = 1024  # audits that are remembered
-DOUBTED = -1  # in place of a state's number: a fault was found with the work
 CALL_S = 20.0
-MAX_CAME = 2  # answers that give a worker more time: it may answer for ever, and let nothing be fetched
 
 OnWork = Callable[[Work], object]
 
@@ -120,7 +119,8 @@ class Auditor:
         self._tasks = tasks
         self._on_found = on_found
         self._checks = Checks(context, trainer, replica, rounds.works, heads, kept)
-        self._begun: dict[tuple[Digest, int], None] = {}  # works and states before steps: each is looked at once
+        # Works and states before steps, each of which is looked at once; and who has found a fault with which works.
+        self._begun: dict[tuple[Digest, int | PeerId], None] = {}
         self._sought = dict[Digest, dict[PeerId, OnWork]]()  # works that are asked for, and whose tickets wait for them
 
     def follow(self, manifest: Manifest, ticket: Signed, times: Callable[[PeerId], float]) -> None:
@@ -153,7 +153,7 @@ class Auditor:
     def look_again(self, letter: Signed, verdict: Finding) -> bool:
         """Audit what another has found a fault with; return whether it can be done here."""
         audits, name, newest = self._replica.charter.audits, Digest(verdict.work), self._rounds.chain.head.round
-        if not self._heads.is_recent(verdict.round, newest, 2 * ANSWER_ROUNDS, 2 * ANSWER_S, self._context.clock.now()):
+        if not self._heads.is_recent(verdict.round, newest, TOLD_ROUNDS, TOLD_S, self._context.clock.now()):
             return False  # long ago: nobody need be able to show it any more
         if not audits or verdict.round not in (self._heads.counted_in(name), self._heads.held_in(name)):
             return False
@@ -166,9 +166,9 @@ class Auditor:
         doubted, name = link_from(work.segments, trace_every, verdict.before), Digest(verdict.work)
         if work.peer != verdict.peer or doubted is None:
             return False
-        if (name, DOUBTED) in self._begun:
-            return True  # of one work the steps that are doubted first: a worker need not show more
-        self._begun[name, DOUBTED] = None
+        if (name, letter.signer) in self._begun:
+            return True  # of one work what each doubts first: a worker need not show more
+        self._begun[name, letter.signer] = None
         self._begin(verdict.round, name, work, doubted, letter)
         return True
 
@@ -199,7 +199,9 @@ class Auditor:
         accuser = None
         if ticket.kind == Finding.__name__ and claimed(ticket, Finding).outcome == "differs":
             accuser = ticket.signer
-        self._tasks.spawn(self._run(Audit(round, name, work, link, ticket, accuser)))
+        whole, peer = self._patience(1 + MAX_CAME), PeerId(work.peer)
+        until = partial(self._is_over, whole, peer, round, name)
+        self._tasks.spawn(self._run(Audit(round, name, work, link, ticket, accuser, until)))
 
     async def look(self, audit: Audit) -> Found | None:
         """Do an audit; None: it cannot be done here."""
@@ -222,7 +224,7 @@ class Auditor:
                 event = Unable()
             except (NotShown, PeerError, NetError, Refused) as error:
                 await asyncio.sleep(ASK_AGAIN_S)
-                is_over = patience.is_over and not self.is_awaited(audit)  # what waits gains nothing by silence
+                is_over = audit.until() or (patience.is_over and not self.is_awaited(audit))
                 event = Missing(str(error), self._has_vote(audit.peer), is_over, first.is_over)
                 shown = _Shown(shown.answer)
             if isinstance(event, Came) and num_came < MAX_CAME:
@@ -253,12 +255,17 @@ class Auditor:
                 raise AssertionError("an audit that has ended does nothing")
 
     def is_awaited(self, audit: Audit) -> bool:
-        """Return whether a work waits for others to look at it."""
-        charter, peer = self._rounds.chain.charter, audit.peer
-        return quarantine.awaits(charter, peer, audit.round, audit.name)
+        """Return whether a work waits for others to look at it: it gains nothing by silence."""
+        return self._awaits(audit.peer, audit.round, audit.name)
 
-    def _patience(self) -> Patience:
-        return Patience(self._rounds, self._context.clock)
+    def _awaits(self, peer: PeerId, round: Round, name: Digest) -> bool:
+        return quarantine.awaits(self._rounds.chain.charter, peer, round, name)
+
+    def _is_over(self, whole: Patience, peer: PeerId, round: Round, name: Digest) -> bool:
+        return whole.is_over and not self._awaits(peer, round, name)
+
+    def _patience(self, times: int = 1) -> Patience:
+        return Patience(self._rounds, self._context.clock, times)
 
     def _has_vote(self, peer: PeerId) -> bool:
         return peer in self._rounds.chain.base.electorate
@@ -286,7 +293,7 @@ class Auditor:
         await checks.payload(audit, answer, last, heads[-1], outer)
         if head is not heads[-1]:
             outer = await checks.outer(audit, head)
-        state = await checks.pulled(audit.peer, await checks.index(audit, answer.before, link.before, work))
+        state = await checks.pulled(audit, await checks.index(audit, answer.before, link.before, work))
         return state, await self._repeated(audit, state, outer, head)
 
     async def _repeated(self, audit: Audit, state: dict[str, Tensor], outer: Tensor, head: Head) -> dict[str, Tensor]:
@@ -320,7 +327,7 @@ class Auditor:
         own, index, before, mine = shown.own, shown.theirs, shown.before, shown.mine
         assert own is not None
         assert index is not None
-        theirs = await self._checks.pulled(audit.peer, index)
+        theirs = await self._checks.pulled(audit, index)
         unequal = [each for each in mine if index.vector(each).chunks != own.vector(each).chunks]
         apart = await serve(lambda: {each: distance(before[each], mine[each], theirs[each]) for each in unequal})
         why = why_unlike(trust.numerics, audit.link.num_steps, apart, is_new=audit.is_new)
@@ -343,11 +350,11 @@ class Auditor:
             return None
         try:
             made = unseal(opened.made, MadeStep, verify)
-            index = await self._checks.listed(audit.peer, Digest(made.gradient))
+            index = await self._checks.listed(audit, Digest(made.gradient))
             if index.shape != {GRADIENT: self._checks.shape[LOCAL]}:
                 return None
-            slope = (await self._checks.pulled(audit.peer, index))[GRADIENT]
-            before = shown_state(named, await self._checks.listed(audit.peer, Digest(named.state)))
+            slope = (await self._checks.pulled(audit, index))[GRADIENT]
+            before = shown_state(named, await self._checks.listed(audit, Digest(named.state)))
         except (Differs, NotShown, PeerError, NetError, Refused):
             return None  # who shows nothing is judged by a majority
         letters, states = (letter, opened.made), (before, shown_state(opened.after, looked.theirs))
@@ -373,5 +380,11 @@ class Auditor:
         except DataError:
             return None
         doubted = Doubted(letter, audit.ticket, audit.name, made, head, before, parameters, words)
-        gradients = Gradients(self._context, self._trainer, run.data, self._checks.listed, self._checks.pulled)
+        gradients = Gradients(
+            self._context,
+            self._trainer,
+            run.data,
+            partial(self._checks.listed, audit),
+            partial(self._checks.pulled, audit),
+        )
         return await gradients.proof(doubted, self._patience())

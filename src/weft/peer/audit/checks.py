@@ -9,9 +9,11 @@ Every state is one that the work has named (`looking.is_named`). Where anybody c
 found with it (`proving`).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,7 +33,7 @@ from weft.peer.state.state_client import StateClient
 from weft.store.chunks import state_index
 from weft.sync.merge.method import OUTER
 from weft.sync.records.acts import Warrant
-from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
+from weft.sync.records.index import CHUNK_NBYTES, MAX_INDEX_NBYTES, StateIndex, VectorIndex
 from weft.sync.records.messages import parts_in, payload_of
 from weft.sync.records.work import Link, Work, num_states, state_before
 from weft.training.device import first_line
@@ -40,10 +42,23 @@ from weft.verify.evidence.records import Falsehood, ShownState
 from weft.verify.evidence.works import false_by_words, false_claim, prove_claim, prove_move, prove_payload, prove_start
 from weft.wire import Buffer, Signed, decode, digest, digest_of
 
+T = TypeVar("T")
+
+LOOK_S = 1.0  # between two looks at whether the time is over in which a worker delivers
+LISTED_NBYTES, CHUNK_LISTED_NBYTES = 64 << 10, 70  # of a list: names, and what is not so; of each chunk
+
+
+def never() -> bool:
+    return False
+
 
 @dataclass(frozen=True)
 class Audit:
-    """One that is under way."""
+    """One that is under way.
+
+    Args:
+        until: returns whether all time is over in which its worker may deliver what it has named.
+    """
 
     round: Round  # whose manifest counts it
     name: Digest
@@ -51,6 +66,7 @@ class Audit:
     link: Link
     ticket: Signed  # its own draw, or another's verdict
     accuser: PeerId | None = None  # who says that the steps differ
+    until: Callable[[], bool] = field(default=never, repr=False)
 
     @property
     def peer(self) -> PeerId:
@@ -165,7 +181,7 @@ class Checks:
     async def _moved(self, audit: Audit, ended: StateIndex, head: Head, after: Head) -> tuple[str, ...]:
         """Return the digests of what a segment's last parameters are after the next round: as far from the outer ones
         as before."""
-        local = (await self.pulled(audit.peer, ended, {LOCAL}))[LOCAL]
+        local = (await self.pulled(audit, ended, {LOCAL}))[LOCAL]
         outer, moved = await self.outer(audit, head), await self.outer(audit, after)
         delta = method_at(self._replica.run, head).delta
 
@@ -210,12 +226,12 @@ class Checks:
     async def payload(self, audit: Audit, answer: AuditAnswer, last: StateIndex, head: Head, outer: Tensor) -> None:
         """Check that the payload was made of the last state."""
         work, error = audit.work, None
-        local = (await self.pulled(audit.peer, last, {LOCAL}))[LOCAL]
+        local = (await self.pulled(audit, last, {LOCAL}))[LOCAL]
         if work.error is not None:
-            index = await self.listed(audit.peer, Digest(work.error))
+            index = await self.listed(audit, Digest(work.error), 2 * outer.numel())
             if index.shape.keys() != {ERROR} or index.shape[ERROR] > 2 * outer.numel():
                 raise Differs("what its codec had left before is no such thing")
-            error = (await self.pulled(audit.peer, index))[ERROR]
+            error = (await self.pulled(audit, index))[ERROR]
         try:
             parts, left = await self._context.compute.serve(lambda: self._encoded(work, head, outer, local, error))
         except (NotFinite, RuntimeError, ValueError) as failure:  # of its numbers, or of how many there are
@@ -241,21 +257,27 @@ class Checks:
             raise NotShown("it does not show a state that it has named")
         if not is_named(Digest(work.trace), work.segments, self.trace_every, number, named):
             raise NotShown("it shows a state that it has not named")
-        index = await self.listed(audit.peer, Digest(named.state))
+        index = await self.listed(audit, Digest(named.state))
         if index.shape != self.shape:
             raise Differs("what it has named is no state of this model")
         return index
 
-    async def listed(self, peer: PeerId, name: Digest) -> StateIndex:
-        """Return what a peer has named by a digest."""
-        data = await self._context.node.fetch_small(peer, name, MAX_INDEX_NBYTES)
+    async def listed(self, audit: Audit, name: Digest, num: int | None = None) -> StateIndex:
+        """Return what a worker has named by a digest.
+
+        Args:
+            num: of how many numbers it is, at most; None: of as many as a state has.
+        """
+        num = sum(self.shape.values()) if num is None else num
+        most = LISTED_NBYTES + CHUNK_LISTED_NBYTES * -(-4 * num // CHUNK_NBYTES)
+        data = await in_time(audit, self._context.node.fetch_small(audit.peer, name, most))
         try:
             return decode(data, StateIndex, max_nbytes=MAX_INDEX_NBYTES)  # type: ignore[no-any-return]
         except WireError as error:
             raise Differs(f"what it has named is no state: {error}") from None
 
-    async def pulled(self, peer: PeerId, index: StateIndex, names: set[str] | None = None) -> dict[str, Tensor]:
-        """Return vectors of an index, all fetched of one peer."""
+    async def pulled(self, audit: Audit, index: StateIndex, names: set[str] | None = None) -> dict[str, Tensor]:
+        """Return vectors of an index, all fetched of the worker."""
         wanted = [each for each in index.vectors if names is None or each.name in names]
         vectors = {each.name: torch.empty(each.num) for each in wanted}
 
@@ -263,12 +285,12 @@ class Checks:
             piece = torch.frombuffer(bytearray(data), dtype=torch.float32)
             vectors[name][start : start + len(piece)] = piece
 
-        await self._client.pull(index, [peer], put, names)
+        await in_time(audit, self._client.pull(index, [audit.peer], put, names))
         return vectors
 
     async def outer(self, audit: Audit, head: Head) -> Tensor:
         """Return the run's parameters after a manifest."""
-        return (await self.pulled(audit.peer, StateIndex(vectors=(head.outer,))))[OUTER]
+        return (await self.pulled(audit, StateIndex(vectors=(head.outer,))))[OUTER]
 
     # --- evidence ---
 
@@ -287,7 +309,7 @@ class Checks:
         try:
             payload = [await self._part(audit, each, own) for each, own in zip(parts, right, strict=True)]
             named = answer.begins[0], answer.last
-            first, last = [shown_state(each, await self.listed(audit.peer, Digest(each.state))) for each in named]
+            first, last = [shown_state(each, await self.listed(audit, Digest(each.state))) for each in named]
         except (Differs, PeerError, NetError, Refused):
             return None
         before, after = (each.numpy() for each in vectors)
@@ -300,7 +322,7 @@ class Checks:
     async def _part(self, audit: Audit, wanted: Digest, own: Buffer) -> Buffer:
         """Return a part of the work's payload, which is no longer than this machine's own."""
         num, node = memoryview(own).nbytes, self._context.node
-        return await node.fetch_within(audit.peer, wanted, num, room) if num else b""
+        return await in_time(audit, node.fetch_within(audit.peer, wanted, num, room)) if num else b""
 
     def _proof(self, audit: Audit, prove: Callable[[], Falsehood], *more: Signed | None) -> Warrant | None:
         """Return what shows that a work is false.
@@ -310,3 +332,21 @@ class Checks:
         """
         letters = [letter for letter in (self._works.signed(audit.name), *more) if letter is not None]
         return proof(letters, prove) if len(letters) == 1 + len(more) else None
+
+
+async def in_time(audit: Audit, fetch: Coroutine[Any, Any, T]) -> T:
+    """Return what is fetched of a worker.
+
+    Raises:
+        NotShown: it has delivered for as long as it may: a byte now and then is no answer.
+    """
+    task = asyncio.ensure_future(fetch)
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=LOOK_S)
+            if not task.done() and audit.until():
+                raise NotShown("it has not delivered in time what it has named")
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

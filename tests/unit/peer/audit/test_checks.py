@@ -1,5 +1,6 @@
 """What an auditor sees of a work before it asks for anything."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +11,11 @@ import pytest
 
 from unit.peer.audit.test_heads import STATE
 from unit.verify.evidence.forge import OTHER, Done, done, head, rules
+from weft.clock import VirtualClock
 from weft.events import Event
-from weft.ids import Round, Tokens
+from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.audit import checks
-from weft.peer.audit.checks import Audit, Checks, Differs, Unknown
+from weft.peer.audit.checks import Audit, Checks, Differs, NotShown, Unknown
 from weft.peer.audit.heads import Heads
 from weft.sync.governance import read_lie
 from weft.sync.records.messages import Counted
@@ -113,3 +115,28 @@ def test_what_another_branch_has_counted_is_nobodys_fault(tmp_path: Path) -> Non
     made = done()
     elsewhere = msgspec.structs.replace(rounds_that_count(made, 1)[1], branch="ef" * 32)
     claimed(tmp_path, made, elsewhere, *rounds_that_count(made, 4))
+
+
+def test_a_byte_now_and_then_is_no_answer() -> None:
+    """Each chunk may take minutes, and a state has many."""
+    clock, made, stub = VirtualClock(), done(), SimpleNamespace()
+    asked = list[int]()
+
+    async def slowly(_peer: PeerId, _name: Digest, most: int) -> bytes:
+        asked.append(most)
+        await asyncio.Event().wait()
+        return b""
+
+    context: Any = SimpleNamespace(node=SimpleNamespace(fetch_small=slowly), compute=None, clock=clock)
+    nothing: Any = stub
+    looks = Checks(context, nothing, nothing, nothing, nothing, nothing)
+    named, place = digest_of(made.signed), link(made.work.segments, 1, 0)
+    audit = Audit(Round(4), named, made.work, place, made.signed, until=lambda: clock.now() > 40.0)
+
+    async def scenario() -> None:
+        with pytest.raises(NotShown, match="in time"):
+            await looks.listed(audit, named)
+
+    clock.run(scenario())
+    assert 40.0 < clock.now() < 43.0
+    assert asked[0] < 1 << 20, "no longer than a list of its own states may be"
