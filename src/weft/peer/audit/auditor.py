@@ -38,6 +38,7 @@ from weft.peer.audit.looking import (
     Came,
     Event,
     Looking,
+    Looks,
     Made,
     Measured,
     Missing,
@@ -121,6 +122,7 @@ class Auditor:
         self._checks = Checks(context, trainer, replica, rounds.works, heads, kept)
         # Works and states before steps, each of which is looked at once; and who has found a fault with which works.
         self._begun: dict[tuple[Digest, int | PeerId], None] = {}
+        self._looks = Looks()
         self._sought = dict[Digest, dict[PeerId, OnWork]]()  # works that are asked for, and whose tickets wait for them
 
     def follow(self, manifest: Manifest, ticket: Signed, times: Callable[[PeerId], float]) -> None:
@@ -168,6 +170,9 @@ class Auditor:
             return False
         if (name, letter.signer) in self._begun:
             return True  # of one work what each doubts first: a worker need not show more
+        is_new, newest = (name, doubted.before) not in self._begun, self._rounds.chain.head.round
+        if verdict.outcome == "unanswered" and is_new and not self._looks.may(letter.signer, newest):
+            return True
         self._begun[name, letter.signer] = None
         self._begin(verdict.round, name, work, doubted, letter)
         return True

@@ -30,6 +30,7 @@ from weft.ids import Digest, PeerId, Round, short
 from weft.peer.audit.counters import Counters
 from weft.peer.audit.heads import Head, Heads
 from weft.peer.audit.kept import Kept, is_plan_of, room
+from weft.peer.audit.looking import Looks
 from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Found, Patience
 from weft.peer.audit.proofs.proving import of_merge
 from weft.peer.context import Context
@@ -101,6 +102,7 @@ class Merges:
             kept.note(each.manifest.round, each.plan)
         self._shown = dict[Digest, tuple[Round, Mapping[Digest, Buffer]]]()  # by the result that has a fault
         self._begun = dict[tuple[Digest, int], Round]()
+        self._looks = Looks()
         self._one_at_a_time = asyncio.Lock()  # each holds as much as a payload
         rounds.on_decided(self._decided)
         context.node.serve_blobs(self._lookup, is_patient=True)
@@ -170,6 +172,12 @@ class Merges:
             if verdict.before < len(parts) and parts[verdict.before].result == verdict.work:
                 owner, accuser = parts[verdict.before].owner, letter.signer if verdict.outcome == "differs" else None
                 again = Merge(name, verdict.round, verdict.before, owner, Digest(verdict.work), accuser)
+                if (
+                    accuser is None
+                    and (name, again.part) not in self._begun
+                    and not self._looks.may(letter.signer, newest)
+                ):
+                    return True
                 return owner == verdict.peer and self._begin(again)
         return False
 
