@@ -503,8 +503,12 @@ def is_counted(charter: Charter, peer: PeerId, round: Round) -> bool:
 
 
 def _unanswered(before: Enacted, body: Body, peer: PeerId, round: Round) -> Enacted:
-    """Count that a member left auditors without an answer; of too many rounds, and it is removed."""
-    charter, known = before.charter, before.charter.unanswered or ()
+    """Count that a member left auditors without an answer; of too many rounds, and it is removed.
+
+    Who is removed keeps one round, the present: verdicts on what it did before are dealt with, should it come again.
+    """
+    charter = before.charter
+    known = [each for each in charter.unanswered or () if each.rounds[-1] + UNANSWERED_FOR >= body.round]
     if peer not in body.electorate or peer in before.removed:
         raise Void(f"{short(peer)} is not a member")
     mine = next((each.rounds for each in known if each.peer == peer), ())
@@ -517,6 +521,8 @@ def _unanswered(before: Enacted, body: Body, peer: PeerId, round: Round) -> Enac
             raise Void(f"{MAX_BANNED} keys have not answered, which is the most")
         others = sorted([*others, Unanswered(peer=peer, rounds=(*recent, round))], key=lambda each: each.peer)
         return replaced(before, charter=replace(charter, unanswered=tuple(others)))
+    if len(others) < MAX_BANNED:
+        others = sorted([*others, Unanswered(peer=peer, rounds=(body.round,))], key=lambda each: each.peer)
     left = replace(charter, unanswered=tuple(others))
     return _without(replaced(before, charter=left), body, peer)
 
@@ -525,7 +531,15 @@ def _strike_out(before: Enacted, body: Body, warrant: acts.Warrant) -> Enacted:
     lie = read_lie(warrant)
     if lie.run not in (None, body.run):
         raise Void(f"it proves a lie in run {short(lie.run or '')}, this is run {short(body.run)}")
+    if not may_be_of(lie.round, body.round):
+        raise Void(f"it proves a lie in round {lie.round}, to which this run has not come")
     return _banned_as_liar(before, body, lie.peer, lie.round)
+
+
+def may_be_of(lied_in: Round, round: Round) -> bool:
+    """Return whether a lie in one round matters where the run is at another: who is struck out for a later one would be
+    pardoned for all up to there."""
+    return lied_in <= round + 1
 
 
 def _banned_as_liar(before: Enacted, body: Body, peer: PeerId, round: Round) -> Enacted:

@@ -9,8 +9,8 @@
 Nothing is opened before this machine has come to something of its own, and what it finds is found of that. What is not
 shown is asked for again, and in the end has got no answer: that is never a difference.
 
-What members tell each other is looked into by each for itself, once, unless who tells it was wrong too often, or has got
-no answer so often that looking would take too much: to say that costs nothing.
+What members tell each other is looked into by each for itself, once, unless who tells it was wrong too often, or has
+said too often that it got no answer, which costs nothing.
 """
 
 from collections import deque

@@ -172,11 +172,8 @@ class Merges:
             if verdict.before < len(parts) and parts[verdict.before].result == verdict.work:
                 owner, accuser = parts[verdict.before].owner, letter.signer if verdict.outcome == "differs" else None
                 again = Merge(name, verdict.round, verdict.before, owner, Digest(verdict.work), accuser)
-                if (
-                    accuser is None
-                    and (name, again.part) not in self._begun
-                    and not self._looks.may(letter.signer, newest)
-                ):
+                is_new = (name, again.part) not in self._begun
+                if accuser is None and is_new and not self._looks.may(letter.signer, newest):
                     return True
                 return owner == verdict.peer and self._begin(again)
         return False

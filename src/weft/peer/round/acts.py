@@ -244,7 +244,8 @@ class PendingActs:
             read = governance.read_lie(lie)
         except Void:
             return
-        if read.run not in (None, self._chain.base.run):
+        base = self._chain.base
+        if read.run not in (None, base.run) or not governance.may_be_of(read.round, base.round):
             return
         self._lies[peer], self._aware[peer] = lie, set() if sender is None else {sender}
         self._save_lies()
