@@ -11,7 +11,7 @@ import torch
 from scenarios.cheats import always, bring_more
 from scenarios.swarm import Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
-from weft.codec.config import Int8Config
+from weft.codec.config import Fp8Config, Int8Config
 from weft.errors import Removed
 from weft.events import ActEnacted, AuditorDoubted, LieProven, MergeAudited, MergeDoubted, WorkAudited, WorkDoubted
 from weft.ids import Digest, PeerId, Round
@@ -32,7 +32,7 @@ from weft.sim.scenario import Way
 from weft.sim.world import Life
 from weft.sync.method.choices import Choices, NesterovConfig
 from weft.sync.method.presets import DiLoCoConfig, FedAvgConfig, MethodConfig, PulseConfig
-from weft.sync.records.messages import Certificate, Manifest, Ready
+from weft.sync.records.messages import Certificate, Manifest, Merged, Ready
 from weft.sync.records.work import link
 from weft.training.trainer import Trainer
 from weft.verify.suspicion import TIMES
@@ -339,6 +339,29 @@ def test_an_owner_that_merges_something_else_is_struck_out(
     assert proven(swarm) == "it has merged something else than what was brought"
     assert {(doubt.member, doubt.outcome) for doubt in of_merging(swarm, "d")} == {(swarm.member("d").id, "differs")}
     assert doubts(swarm, but="d") == []
+
+
+@pytest.mark.full
+def test_an_owner_that_tells_a_bare_majority_what_it_has_merged_is_struck_out(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of such parts no block shows anything, so all others have to look."""
+    method = FedAvgConfig(every=2, codec=Fp8Config())
+    swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=12, num_peers=4, learns=True)
+    reply = RoundMerger._reply
+
+    def lie(merger: RoundMerger, work: Any, mean: torch.Tensor) -> Any:
+        is_own = merger is swarm.member("d").life.peer.rounds.merger and work.is_mine
+        return reply(merger, work, mean.mul(-1) if is_own else mean)
+
+    def is_told(life: Life, to: PeerId, message: Any) -> bool:
+        is_of_d = life.member.name == "d" and isinstance(message, Merged)
+        return not (is_of_d and to == swarm.member("b").id)
+
+    monkeypatch.setattr(RoundMerger, "_reply", lie)
+    swarm.watchers.append(is_told)
+    play(swarm, r"done again what it says it has done|refuse this key")
+    assert "it has merged something else" in struck_out(swarm)
 
 
 Shows = Callable[[Merges | Kept, PeerId, Digest], bool]

@@ -414,13 +414,14 @@ def _expel(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
 
 def _rewind_by_votes(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
     ballots, voters = [read_rewind_ballot(signed) for signed in letters], [each.signer for each in letters]
-    if voters != sorted(set(voters)) or not set(voters) <= set(body.electorate):
-        raise Void("only members vote, and each once")
+    electorate = rewinds.voters(before.charter, body.electorate)
+    if voters != sorted(set(voters)) or not set(voters) <= set(electorate):
+        raise Void("only members vote, none that is in quarantine, and each once")
     first = ballots[0].rewind
     if any((each.run, rewinds.target(each.rewind)) != (body.run, rewinds.target(first)) for each in ballots):
         raise Void("the ballots are not for going back to one round of this run")
-    if not is_majority(len(voters), len(body.electorate)):
-        raise Void(f"{len(voters)} of {len(body.electorate)} members are not a majority")
+    if not is_majority(len(voters), len(electorate)):
+        raise Void(f"{len(voters)} of {len(electorate)} members are not a majority")
     return _rewound(before, body, first)
 
 
