@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from scenarios.cheats import always, bring_more
+from scenarios.cheats import Levered, always, bring_more
 from scenarios.swarm import Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec.config import Fp8Config, Int8Config
@@ -194,6 +194,15 @@ def test_who_computes_something_else_is_struck_out(make_swarm: MakeSwarm, way: W
     play(swarm, r"done again what it says it has done|refuse this key")
     assert struck_out(swarm).startswith("it came to other")
     assert {(doubt.member, doubt.outcome) for doubt in doubts(swarm, but="d")} == {(swarm.member("d").id, "differs")}
+
+
+@pytest.mark.full
+def test_who_moves_some_numbers_far_to_hide_what_it_does_to_the_others_is_struck_out(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
+    made = count()
+    swarm.make_trainer = lambda *given: (Levered if next(made) == 3 else Trainer)(*given)
+    play(swarm, r"done again what it says it has done|refuse this key")
+    assert struck_out(swarm) == "its optimizer holds what no gradients leave"
 
 
 @pytest.mark.slow

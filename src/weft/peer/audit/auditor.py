@@ -298,13 +298,13 @@ class Auditor:
         await checks.payload(audit, answer, last, heads[-1], outer)
         if head is not heads[-1]:
             outer = await checks.outer(audit, head)
-        state = await checks.pulled(audit, await checks.index(audit, answer.before, link.before, work))
+        state = await checks.state_before(audit, answer)
         return state, await self._repeated(audit, state, outer, head)
 
     async def _repeated(self, audit: Audit, state: dict[str, Tensor], outer: Tensor, head: Head) -> dict[str, Tensor]:
         """Return the state that this machine comes to by the steps."""
         work, link, run = audit.work, audit.link, self._replica.run
-        num_before = work.num_before + sum(segment.num_steps for segment in work.segments[: link.segment])
+        num_before = audit.num_before - link.first
         segment = work.segments[link.segment]
         try:
             async with self._context.learner_lock:

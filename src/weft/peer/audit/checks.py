@@ -40,6 +40,7 @@ from weft.training.device import first_line
 from weft.training.trainer import Trainer
 from weft.verify.evidence.records import Falsehood, ShownState
 from weft.verify.evidence.works import false_by_words, false_claim, prove_claim, prove_move, prove_payload, prove_start
+from weft.verify.moments import is_possible
 from weft.wire import Buffer, Signed, decode, digest, digest_of
 
 T = TypeVar("T")
@@ -72,6 +73,12 @@ class Audit:
     def peer(self) -> PeerId:
         """Return whose work it is."""
         return PeerId(self.work.peer)
+
+    @property
+    def num_before(self) -> int:
+        """Return how many steps the optimizer has made before these."""
+        before = self.work.segments[: self.link.segment]
+        return self.work.num_before + sum(segment.num_steps for segment in before) + self.link.first
 
     @property
     def is_new(self) -> bool:
@@ -248,6 +255,19 @@ class Checks:
         run, scope = self._replica.run, self._replica.scope
         encoded, left = payload_of_end(run, head, scope, Round(work.round), outer, local, error)
         return encoded, named_error(left)
+
+    async def state_before(self, audit: Audit, answer: AuditAnswer) -> dict[str, Tensor]:
+        """Return the state that the steps begin with, once it is one that training can come to."""
+        run = self._replica.run
+        index = await self.index(audit, answer.before, audit.link.before, audit.work)
+        state = await self.pulled(audit, index)
+        held = {name: vector.numpy() for name, vector in state.items()}
+        possible = await self._context.compute.serve(
+            lambda: is_possible(run.optimizer, run.clip, audit.num_before, held)
+        )
+        if not possible:
+            raise Differs("its optimizer holds what no gradients leave")
+        return state
 
     # --- what is fetched of the worker ---
 
