@@ -134,16 +134,13 @@ class Auditor:
         charter = self._replica.charter
         audits = charter.audits
         assert audits
-        judges = partial(self._heads.judges, digest_of(manifest))
-        for peer, name, rate, num in chosen(manifest, charter, ticket, judges, times, self._has_waited):
+        judges, cleared = (partial(each, digest_of(manifest)) for each in (self._heads.judges, self._heads.was_cleared))
+        for peer, name, rate, num in chosen(manifest, charter, ticket, judges, times, cleared):
             begin = partial(self._drawn, manifest.round, name, ticket, rate, num, audits.trace_every)
             if (work := self._rounds.works.known(name)) is not None:
                 begin(work)
             else:
                 self._seek(name, peer, ticket, begin)
-
-    def _has_waited(self, work: Digest) -> bool:
-        return self._heads.held_in(work) is not None
 
     def _drawn(
         self, round: Round, name: Digest, ticket: Signed, rate: float, num_electors: int, trace_every: int, work: Work

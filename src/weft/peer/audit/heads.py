@@ -156,6 +156,13 @@ class Heads:
         before = self._before(manifest)
         return () if before is None else quarantine.judges(before.charter, before.manifest.members, peer)
 
+    def was_cleared(self, manifest: Digest, work: Digest) -> bool:
+        """Return whether others had found nothing wrong with a work of a newcomer, before a manifest that counts it."""
+        before = self._before(manifest)
+        return before is not None and any(
+            each.work == work and each.is_cleared is True for each in before.charter.quarantined or ()
+        )
+
     def _before(self, manifest: Digest) -> Head | None:
         found = self._kept.get(manifest)
         return None if found is None else self._kept.get(Digest(found.manifest.previous))

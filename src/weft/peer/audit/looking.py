@@ -160,7 +160,7 @@ def chosen(
     ticket: Signed,
     judges: Callable[[PeerId], Collection[PeerId]],
     times: Callable[[PeerId], float],
-    has_waited: Callable[[Digest], bool],
+    was_cleared: Callable[[Digest], bool],
 ) -> Iterator[tuple[PeerId, Digest, float, int]]:
     """Yield whose works the signer of a ticket audits of a decided round, their names, and at what rate and of how many
     it was drawn.
@@ -169,14 +169,15 @@ def chosen(
         charter: after the manifest.
         judges: who may be drawn for what a peer has brought.
         times: as often as others a peer is audited.
-        has_waited: whether a work was looked at before, as it waited.
+        was_cleared: whether a majority has looked at a work before, as it waited. That it has waited once says nothing:
+            another may have been brought in its place.
     """
     me, held = ticket.signer, {each.work for each in manifest.held or ()}
     assert charter.audits
     for peer, name in works_in(manifest):
         if peer == me or (name in held and me in quarantine.members(charter)):
             continue
-        if name not in held and has_waited(name):
+        if name not in held and was_cleared(name):
             continue
         among = judges(peer)
         rate = len(among) - 1.0 if name in held else times(peer) * charter.audits.rate
