@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from scenarios.cheats import Levered, always, bring_more
+from scenarios.cheats import Levered, Resting, always, bring_more
 from scenarios.swarm import Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec.config import Fp8Config, Int8Config
@@ -16,6 +16,7 @@ from weft.errors import Removed
 from weft.events import ActEnacted, AuditorDoubted, LieProven, MergeAudited, MergeDoubted, WorkAudited, WorkDoubted
 from weft.ids import Digest, PeerId, Round
 from weft.peer.audit.auditor import Auditor
+from weft.peer.audit.checks import TOO_FAR, UNLEFT
 from weft.peer.audit.kept import Kept
 from weft.peer.audit.merges import Merge, Merges
 from weft.peer.audit.outcome import Found
@@ -202,7 +203,30 @@ def test_who_moves_some_numbers_far_to_hide_what_it_does_to_the_others_is_struck
     made = count()
     swarm.make_trainer = lambda *given: (Levered if next(made) == 3 else Trainer)(*given)
     play(swarm, r"done again what it says it has done|refuse this key")
-    assert struck_out(swarm) == "its optimizer holds what no gradients leave"
+    assert struck_out(swarm) == UNLEFT
+
+
+@pytest.mark.full
+def test_who_rests_on_a_state_that_steps_do_not_change_is_struck_out_by_whatever_step_is_drawn(
+    make_swarm: MakeSwarm,
+) -> None:
+    """All of its steps but two are right, but no training leads from where the run is to where they are."""
+    method = DiLoCoConfig(every=8, codec=Int8Config())
+    swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
+    made, d = count(), swarm.member("d")
+
+    def make_trainer(*given: Any) -> Trainer:
+        if next(made) != 3:
+            return Trainer(*given)
+        trainer = Resting(*given)
+        trainer.lease = lambda: lease_of(d.life.peer.head.leases, d.id)
+        return trainer
+
+    swarm.make_trainer = make_trainer
+    play(swarm, r"done again what it says it has done|refuse this key")
+    assert struck_out(swarm) == TOO_FAR or struck_out(swarm).startswith("it came to other")
+    assert TOO_FAR in {doubt.why for doubt in doubts(swarm, but="d")}
+    assert d.id not in {audit.member for audit in audits(swarm)}, "nobody has found any of its steps right"
 
 
 @pytest.mark.slow

@@ -90,6 +90,7 @@ class _Shown:
     after: NamedState | None = None  # what the worker came to
     theirs: StateIndex | None = None
     opened: AuditOpened | None = None
+    unreached: str | None = None  # why no training leads to what is shown, if none does
 
 
 class Auditor:
@@ -233,7 +234,10 @@ class Auditor:
                 num_came += 1
                 patience = self._patience()  # what follows may be as slow as this machine's own line
             looking = step(looking, event)
-        return looking.found, shown.after
+        found = looking.found
+        if found is not None and is_equal(found) and shown.unreached is not None:
+            found = Found("differs", shown.unreached)  # the steps may be right where nobody has trained
+        return found, shown.after
 
     async def _act(self, audit: Audit, looking: Looking, shown: _Shown) -> Event:
         match looking.phase:
@@ -243,7 +247,7 @@ class Auditor:
                 return Came()
             case "making":
                 assert shown.answer is not None
-                shown.before, shown.mine = await self._made(audit, shown.answer)
+                shown.before, shown.mine, shown.unreached = await self._made(audit, shown.answer)
                 shown.own = await self._context.compute.serve(lambda: state_index(shown.mine))
                 return Made(digest_of(shown.own))
             case "opening":
@@ -285,18 +289,19 @@ class Auditor:
             raise NotShown(answer.reason)
         return answer
 
-    async def _made(self, audit: Audit, answer: AuditAnswer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Check what the worker shows; return the state before the steps, and what this machine comes to by them."""
+    async def _made(self, audit: Audit, answer: AuditAnswer) -> tuple[dict[str, Tensor], dict[str, Tensor], str | None]:
+        """Check what the worker shows; return the state before the steps, what this machine comes to by them, and why
+        no training leads to what is shown, if none does."""
         work, link = audit.work, audit.link
         checks, heads = self._checks, self._checks.heads_of(work)
         await checks.begins(audit, answer, heads)
         last = await checks.index(audit, answer.last, num_states(work.segments, checks.trace_every) - 1, work)
         outer, head = await checks.outer(audit, heads[-1]), heads[link.segment]
-        await checks.payload(audit, answer, last, heads[-1], outer)
+        why = await checks.payload(audit, answer, last, heads[-1], outer)
         if head is not heads[-1]:
             outer = await checks.outer(audit, head)
-        state = await checks.state_before(audit, answer)
-        return state, await self._repeated(audit, state, outer, head)
+        state, no_training = await checks.state_before(audit, answer, head, outer)
+        return state, await self._repeated(audit, state, outer, head), no_training or why
 
     async def _repeated(self, audit: Audit, state: dict[str, Tensor], outer: Tensor, head: Head) -> dict[str, Tensor]:
         """Return the state that this machine comes to by the steps."""

@@ -41,11 +41,14 @@ from weft.training.trainer import Trainer
 from weft.verify.evidence.records import Falsehood, ShownState
 from weft.verify.evidence.works import false_by_words, false_claim, prove_claim, prove_move, prove_payload, prove_start
 from weft.verify.moments import is_possible
+from weft.verify.reach import is_within, rates
 from weft.wire import Buffer, Signed, decode, digest, digest_of
 
 T = TypeVar("T")
 
 LOOK_S = 1.0  # between two looks at whether the time is over in which a worker delivers
+UNLEFT = "its optimizer holds what no gradients leave"
+TOO_FAR = "its parameters are further from where they began than training steps lead"
 LISTED_NBYTES, CHUNK_LISTED_NBYTES = 64 << 10, 70  # of a list: names, and what is not so; of each chunk
 
 
@@ -230,8 +233,10 @@ class Checks:
             prove = partial(prove_start, work, letter, first, shown_state(answer.followed, ended))
             raise Differs("its optimizer does not go on from the work that it names", self._proof(audit, prove, letter))
 
-    async def payload(self, audit: Audit, answer: AuditAnswer, last: StateIndex, head: Head, outer: Tensor) -> None:
-        """Check that the payload was made of the last state."""
+    async def payload(
+        self, audit: Audit, answer: AuditAnswer, last: StateIndex, head: Head, outer: Tensor
+    ) -> str | None:
+        """Check that the payload was made of the last state; return why no training leads there, if none does."""
         work, error = audit.work, None
         local = (await self.pulled(audit, last, {LOCAL}))[LOCAL]
         if work.error is not None:
@@ -239,6 +244,8 @@ class Checks:
             if index.shape.keys() != {ERROR} or index.shape[ERROR] > 2 * outer.numel():
                 raise Differs("what its codec had left before is no such thing")
             error = (await self.pulled(audit, index))[ERROR]
+        is_from_outer = len(work.segments) == 1
+        why = await self._too_far(head, work, outer, local, work.num_steps) if is_from_outer else None
         try:
             parts, left = await self._context.compute.serve(lambda: self._encoded(work, head, outer, local, error))
         except (NotFinite, RuntimeError, ValueError) as failure:  # of its numbers, or of how many there are
@@ -248,6 +255,7 @@ class Checks:
             raise Differs("its payload is not what its training steps came to", found)
         if left != work.left:
             raise Differs("what its codec left is not what it says")
+        return why
 
     def _encoded(
         self, work: Work, head: Head, outer: Tensor, local: Tensor, error: Tensor | None
@@ -256,8 +264,14 @@ class Checks:
         encoded, left = payload_of_end(run, head, scope, Round(work.round), outer, local, error)
         return encoded, named_error(left)
 
-    async def state_before(self, audit: Audit, answer: AuditAnswer) -> dict[str, Tensor]:
-        """Return the state that the steps begin with, once it is one that training can come to."""
+    async def state_before(
+        self, audit: Audit, answer: AuditAnswer, head: Head, outer: Tensor
+    ) -> tuple[dict[str, Tensor], str | None]:
+        """Return the state that the steps begin with, and why no training leads to it, if none does.
+
+        Args:
+            head: that their segment begins at, with these outer parameters.
+        """
         run = self._replica.run
         index = await self.index(audit, answer.before, audit.link.before, audit.work)
         state = await self.pulled(audit, index)
@@ -266,8 +280,26 @@ class Checks:
             lambda: is_possible(run.optimizer, run.clip, audit.num_before, held)
         )
         if not possible:
-            raise Differs("its optimizer holds what no gradients leave")
-        return state
+            return state, UNLEFT
+        if audit.link.segment:
+            return state, None
+        return state, await self._too_far(head, audit.work, outer, state[LOCAL], audit.link.first)
+
+    async def _too_far(self, head: Head, work: Work, outer: Tensor, local: Tensor, num_steps: int) -> str | None:
+        """Return why parameters are none that so many steps of the first segment lead to; None: they may be.
+
+        Args:
+            outer: at which the segment began.
+        """
+        run, holder = self._replica.run, PeerId(work.segments[0].holder)
+        if len(self.shape) == 1:
+            return None  # without an optimizer that keeps anything, nothing tells how long its steps are
+
+        def is_near() -> bool:
+            made = list(rates(head.manifest, head.charter, holder, num_steps))
+            return is_within(run.optimizer, run.clip, made, work.num_before, outer.numpy(), local.numpy())
+
+        return None if await self._context.compute.serve(is_near) else TOO_FAR
 
     # --- what is fetched of the worker ---
 
