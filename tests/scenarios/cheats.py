@@ -63,8 +63,8 @@ class Levered(Cheating):
 
 
 class Resting(Cheating):
-    """Names a model of zeros in all but the first and last state of a lease. Whatever it reads, a training step leaves it
-    as it is: so all steps but two are right, and this machine computes none.
+    """Names a model of zeros in all but the first and last state of a lease. Whatever it reads, a training step leaves
+    it as it is: so all steps but two are right, and this machine computes none.
 
     Attributes:
         lease: returns the samples of the present one, in order.
@@ -74,21 +74,26 @@ class Resting(Cheating):
         super().__init__(*given)
         self.lease: Callable[[], NDArray[np.int64]] = lambda: np.zeros(0, np.int64)
         self.ways = self._way
-        self._left: torch.Tensor | None = None
+        self._left = torch.zeros(0)
+        self._ends: dict[int, torch.Tensor] = {}  # of each lease, by where the batch of its last step begins
 
     def _way(self, first: int) -> Any:
         lease = list(self.lease())
         number, num = lease.index(first) // self._run.train.batch_size, len(lease) // self._run.train.batch_size
         return frozenset({"none", "to it" if not number else "from it" if number == num - 1 else "on it"})
 
+    def _fill(self, positions: NDArray[np.int64]) -> Mean:
+        self._first = int(positions[0])
+        return super()._fill(positions)
+
     def _descend(self, norm: float, rate: float) -> float:
         norm = super()._descend(norm, rate)
         if "to it" in self._now:
-            self._left = self._vector.clone() if not self._is_lent else self._left
+            self._left = self._left if self._is_lent else self._vector.clone()
             self._vector.zero_()
             self._scale_moments(0.0, self._num_steps + 1)
-        if "from it" in self._now and self._left is not None:
-            self._vector.copy_(self._left - 1e-3)
+        if "from it" in self._now:
+            self._vector.copy_(self._ends.setdefault(self._first, self._left - 1e-3))
         return norm
 
 
