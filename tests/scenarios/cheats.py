@@ -4,19 +4,23 @@ What one names of its states is what it has come to, so it shows auditors what i
 """
 
 from collections.abc import Callable
+from hashlib import sha512
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace as replaced
 from numpy.typing import NDArray
 
+from weft.keys import Identity
 from weft.peer.context import MakeTrainer
 from weft.peer.state.carry import Carry
 from weft.sim.cheats import Cheating
 from weft.sim.scenario import Way
 from weft.training.steps import Mean
 from weft.training.trainer import Trainer
+from weft.wire import Signed
 
 
 def always(way: Way) -> MakeTrainer:
@@ -117,3 +121,53 @@ def longer(by: float) -> MakeTrainer:
             return super()._descend(norm, rate * (1 + by))
 
     return Longer
+
+
+# --- signatures ---
+
+_P, _ORDER = 2**255 - 19, 2**252 + 27742317777372353535851937790883648493
+_D = -121665 * pow(121666, -1, _P) % _P
+_Point = tuple[int, int]
+
+
+def signed_otherwise(identity: Identity, letter: Signed, number: int) -> Signed:
+    """Return a letter of an identity with another signature that holds: Ed25519 has as many as there are numbers to
+    draw (RFC 8032, section 5.1.6, where one of them is to be made of the message)."""
+    secret = sha512(identity.private_key.private_bytes_raw()).digest()
+    scalar = (int.from_bytes(secret[:32], "little") & (1 << 254) - 8) | 1 << 254
+    message = b"weft.signed.v1\x00" + letter.kind.encode() + b"\x00" + letter.body
+    base = _point(4 * pow(5, -1, _P) % _P)
+    commitment = _packed(_times(number, base))
+    challenge = int.from_bytes(sha512(commitment + bytes.fromhex(identity.peer) + message).digest(), "little")
+    answer = (number + challenge * scalar) % _ORDER
+    return replaced(letter, signature=commitment + answer.to_bytes(32, "little"))
+
+
+def _point(y: int) -> _Point:
+    """Return the point of an even x."""
+    square = (y * y - 1) * pow(_D * y * y + 1, -1, _P) % _P
+    x = pow(square, (_P + 3) // 8, _P)
+    if (x * x - square) % _P:
+        x = x * pow(2, (_P - 1) // 4, _P) % _P
+    return (_P - x if x % 2 else x), y
+
+
+def _times(number: int, point: _Point) -> _Point:
+    found: _Point = (0, 1)
+    while number:
+        if number & 1:
+            found = _added(found, point)
+        number, point = number >> 1, _added(point, point)
+    return found
+
+
+def _added(one: _Point, other: _Point) -> _Point:
+    (a, b), (c, d) = one, other
+    product = _D * a * b * c * d % _P
+    x = (a * d + b * c) * pow(1 + product, -1, _P) % _P
+    return x, (b * d + a * c) * pow(1 - product, -1, _P) % _P
+
+
+def _packed(point: _Point) -> bytes:
+    x, y = point
+    return (y | (x & 1) << 255).to_bytes(32, "little")

@@ -8,13 +8,14 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from scenarios.cheats import Levered, Resting, always, bring_more
+from scenarios.cheats import Levered, Resting, always, bring_more, signed_otherwise
 from scenarios.swarm import Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec.config import Fp8Config, Int8Config
 from weft.errors import Removed
 from weft.events import ActEnacted, AuditorDoubted, LieProven, MergeAudited, MergeDoubted, WorkAudited, WorkDoubted
 from weft.ids import Digest, PeerId, Round
+from weft.keys import verify
 from weft.peer.audit.auditor import Auditor
 from weft.peer.audit.checks import TOO_FAR, UNLEFT
 from weft.peer.audit.kept import Kept
@@ -34,10 +35,10 @@ from weft.sim.world import Life
 from weft.sync.method.choices import Choices, NesterovConfig
 from weft.sync.method.presets import DiLoCoConfig, FedAvgConfig, MethodConfig, PulseConfig
 from weft.sync.records.messages import Certificate, Manifest, Merged, Ready
-from weft.sync.records.work import link
+from weft.sync.records.work import Work, link
 from weft.training.trainer import Trainer
 from weft.verify.suspicion import TIMES
-from weft.wire import Buffer
+from weft.wire import Buffer, unseal
 
 ALWAYS = AuditedTrust(audit_rate=1.0)
 EXACT = AuditedTrust(audit_rate=1.0, numerics="exact")
@@ -395,6 +396,36 @@ def test_an_owner_that_tells_a_bare_majority_what_it_has_merged_is_struck_out(
     swarm.watchers.append(is_told)
     play(swarm, r"done again what it says it has done|refuse this key")
     assert "it has merged something else" in struck_out(swarm)
+
+
+@pytest.mark.full
+def test_who_brings_the_same_work_again_is_not_counted_again(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Signed otherwise it has another name, its steps are right, and nobody makes any more."""
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
+    announce, kept, number = RoundDriver.announce, list[Any](), count(2)
+
+    def again(rounds: RoundDriver, tokens: Any, parts: Any, *given: Any, work: Any = None) -> Any:
+        if rounds is not swarm.member("d").life.peer.rounds:
+            return announce(rounds, tokens, parts, *given, work=work)
+        kept.append((tokens, parts, work))
+        tokens, parts, first = kept[0]
+        signed = signed_otherwise(swarm.member("d").identity, first, next(number))
+        assert unseal(signed, Work, verify) == unseal(first, Work, verify)
+        return announce(rounds, tokens, parts, *given, work=signed)
+
+    monkeypatch.setattr(RoundDriver, "announce", again)
+
+    async def scenario() -> None:
+        one_replica(await swarm.done(*await swarm.start("abcd")))
+
+    swarm.run(scenario)
+    works = [each for manifest in swarm.chains.values() for each in manifest.contributions]
+    mine = [each for each in works if each.peer == swarm.member("d").id]
+    assert len(kept) > 3
+    assert len(mine) == 1
+    assert {doubt.member for doubt in doubts(swarm)} == set()
 
 
 Shows = Callable[[Merges | Kept, PeerId, Digest], bool]

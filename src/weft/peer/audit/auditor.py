@@ -22,7 +22,7 @@ Failure:
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from msgspec import UNSET
@@ -73,6 +73,7 @@ from weft.verify.evidence.records import ShownState
 from weft.verify.evidence.steps import GRADIENT
 from weft.wire import Signed, claimed, digest_of, unseal
 
+MAX_DOUBTING = 2  # audits at a time because of what one member doubts: each holds three states
 MAX_BEGUN = 1024  # audits that are remembered
 CALL_S = 20.0
 
@@ -124,6 +125,7 @@ class Auditor:
         # Works and states before steps, each of which is looked at once; and who has found a fault with which works.
         self._begun: dict[tuple[Digest, int | PeerId], None] = {}
         self._looks = Looks()
+        self._doubting = dict[PeerId, asyncio.Semaphore]()  # by who has found a fault
         self._sought = dict[Digest, dict[PeerId, OnWork]]()  # works that are asked for, and whose tickets wait for them
 
     def follow(self, manifest: Manifest, ticket: Signed, times: Callable[[PeerId], float]) -> None:
@@ -152,15 +154,20 @@ class Auditor:
 
     def look_again(self, letter: Signed, verdict: Finding) -> bool:
         """Audit what another has found a fault with; return whether it can be done here."""
-        audits, name, newest = self._replica.charter.audits, Digest(verdict.work), self._rounds.chain.head.round
-        if not self._heads.is_recent(verdict.round, newest, TOLD_ROUNDS, TOLD_S, self._context.clock.now()):
-            return False  # long ago: nobody need be able to show it any more
+        audits, name = self._replica.charter.audits, Digest(verdict.work)
+        if not self._is_recent(verdict.round):
+            return False
         if not audits or verdict.round not in (self._heads.counted_in(name), self._heads.held_in(name)):
             return False
         if (work := self._rounds.works.known(name)) is not None:
             return self._doubted(letter, verdict, audits.trace_every, work)
         self._seek(name, PeerId(verdict.peer), letter, partial(self._doubted, letter, verdict, audits.trace_every))
         return True
+
+    def _is_recent(self, round: Round) -> bool:
+        """Return whether a work was counted, or began to wait, so lately that its worker has to be able to show it."""
+        newest, now = self._rounds.chain.head.round, self._context.clock.now()
+        return self._heads.is_recent(round, newest, TOLD_ROUNDS, TOLD_S, now)
 
     def _doubted(self, letter: Signed, verdict: Finding, trace_every: int, work: Work) -> bool:
         doubted, name = link_from(work.segments, trace_every, verdict.before), Digest(verdict.work)
@@ -202,9 +209,7 @@ class Auditor:
         accuser = None
         if ticket.kind == Finding.__name__ and claimed(ticket, Finding).outcome == "differs":
             accuser = ticket.signer
-        whole, peer = self._patience(1 + MAX_CAME), PeerId(work.peer)
-        until = partial(self._is_over, whole, peer, round, name)
-        self._tasks.spawn(self._run(Audit(round, name, work, link, ticket, accuser, until)))
+        self._tasks.spawn(self._run(Audit(round, name, work, link, ticket, accuser)))
 
     async def look(self, audit: Audit) -> Found | None:
         """Do an audit; None: it cannot be done here."""
@@ -277,7 +282,16 @@ class Auditor:
         return peer in self._rounds.chain.base.electorate
 
     async def _run(self, audit: Audit) -> None:
-        if not self._trainer.is_parked and (found := await self.look(audit)) is not None:
+        if audit.ticket.kind != Finding.__name__:
+            await self._begun_now(audit)
+            return
+        async with self._doubting.setdefault(audit.ticket.signer, asyncio.Semaphore(MAX_DOUBTING)):
+            if self._is_recent(audit.round):
+                await self._begun_now(audit)
+
+    async def _begun_now(self, audit: Audit) -> None:
+        until = partial(self._is_over, self._patience(1 + MAX_CAME), audit.peer, audit.round, audit.name)
+        if not self._trainer.is_parked and (found := await self.look(replace(audit, until=until))) is not None:
             self._on_found(audit, found)
 
     # --- step by step ---

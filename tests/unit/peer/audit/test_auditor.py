@@ -12,9 +12,9 @@ from charters import charter
 from unit.peer.audit.test_heads import STATE, a_row
 from unit.sync.test_governance_audits import ACCUSED, OTHERS, finding
 from weft.clock import VirtualClock
-from weft.ids import Digest, Round, Tokens
+from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.audit import checks
-from weft.peer.audit.auditor import Auditor
+from weft.peer.audit.auditor import MAX_DOUBTING, Auditor
 from weft.peer.audit.checks import Audit, Checks, NotShown
 from weft.peer.audit.heads import Heads
 from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, MAX_CAME, Found
@@ -164,3 +164,41 @@ def test_what_an_auditor_tells_after_all_the_time_that_a_worker_can_take_is_look
 
     clock.run(scenario())
     assert begun == [3]
+
+
+def test_what_one_member_doubts_is_looked_at_by_and_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each audit holds three states: all at once would be more than a machine has."""
+    clock, running, most = VirtualClock(), [0], dict[PeerId, int]()
+    row = a_row(1)
+    names = [digest(b"%d" % number) for number in range(6)]
+    brings = [Counted(peer=ACCUSED, tokens=Tokens(800), payload=digest(b"payload"), work=name) for name in names]
+    row[0] = replace(row[0], contributions=tuple(brings))
+    heads = Heads(tmp_path / "heads.bin", lambda _event: None)
+    rules = replace(charter(1), audits=AuditTerms(rate=1.0, trace_every=1))
+    heads.note(row[0], rules, STATE, 0.0)
+
+    async def look(_self: Any, audit: Audit) -> None:
+        running[0] += 1
+        who = audit.ticket.signer
+        most[who] = max(most.get(who, 0), running[0])
+        await asyncio.sleep(10.0)
+        running[0] -= 1
+
+    monkeypatch.setattr(checks, "shape_of", lambda _trainer: ())
+    monkeypatch.setattr(checks, "StateClient", lambda *_: None)
+    monkeypatch.setattr(Auditor, "look", look)
+    rounds: Any = SimpleNamespace(chain=SimpleNamespace(head=row[0]), works=SimpleNamespace(known=lambda _name: WORK))
+    context: Any = SimpleNamespace(node=SimpleNamespace(peer=ME.peer), clock=clock, compute=None)
+    stub: Any = SimpleNamespace(charter=rules, is_parked=False)
+
+    async def scenario() -> None:
+        tasks = Tasks()
+        made = Auditor(context, stub, stub, rounds, heads, stub, stub, tasks, lambda _audit, _found: None)
+        for number, name in enumerate(names):
+            verdict = finding(ACCUSER, round=0, before=number, work=name)
+            assert made.look_again(seal(ACCUSER, verdict), verdict)
+        await asyncio.sleep(31.0)
+        assert len(tasks) == 0
+
+    clock.run(scenario())
+    assert most == {ACCUSER.peer: MAX_DOUBTING}
