@@ -10,8 +10,8 @@ A first moment whose second is next to nothing makes the step of that number as 
 could be anything within what is held for honest.
 """
 
-from collections.abc import Mapping
-from math import inf
+from collections.abc import Iterator, Mapping
+from math import inf, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from weft.sync.method.choices import AdamWConfig, InnerSgdConfig, MuonConfig, Op
 
 SLACK = 1.01  # of rounding
 TINY = 1e-15  # of a first moment whose second is too small for a number: it moves nothing
+
+PIECE = 1 << 20  # numbers
 
 Vectors = Mapping[str, NDArray[np.float32]]
 
@@ -35,17 +37,22 @@ def is_possible(config: OptimizerConfig, clip: float, num_steps: int, state: Vec
         case AdamWConfig() | MuonConfig():
             return _is_of_adamw(config, clip, num_steps, state)
         case InnerSgdConfig(momentum=mu):
-            return "momentum" not in state or _length(state["momentum"]) <= SLACK * clip / (1 - mu)
+            return "momentum" not in state or length(state["momentum"]) <= SLACK * clip / (1 - mu)
 
 
 def _is_of_adamw(config: AdamWConfig | MuonConfig, clip: float, num_steps: int, state: Vectors) -> bool:
     if "moment1" not in state or "moment2" not in state:
         return True
     m, v = state["moment1"], state["moment2"]
-    is_short = _length(m) <= SLACK * clip and float(v.sum(dtype=np.float64)) <= SLACK * clip * clip
-    if not is_short or not (v >= 0).all():
+    if not (length(m) <= SLACK * clip and float(v.sum(dtype=np.float64)) <= SLACK * clip * clip):
         return False
     most = SLACK * steepest(config.beta1, config.beta2, num_steps)
+    return all(_is_below(most, *each) for each in pieces(m, v))
+
+
+def _is_below(most: float, m: NDArray[np.float32], v: NDArray[np.float32]) -> bool:
+    if not (v >= 0).all():
+        return False
     return most == inf or bool((np.abs(m) <= np.float32(most) * np.sqrt(v) + np.float32(TINY)).all())
 
 
@@ -58,5 +65,11 @@ def steepest(beta1: float, beta2: float, num_steps: int) -> float:
     return float(((1 - beta1) ** 2 / (1 - beta2) * num) ** 0.5)
 
 
-def _length(vector: NDArray[np.float32]) -> float:
-    return float(np.sqrt(np.square(vector, dtype=np.float64).sum()))
+def length(vector: NDArray[np.float32]) -> float:
+    return sqrt(sum(float(np.square(piece, dtype=np.float64).sum()) for (piece,) in pieces(vector)))
+
+
+def pieces(*vectors: NDArray[np.float32]) -> Iterator[tuple[NDArray[np.float32], ...]]:
+    """Yield vectors of one size, piece by piece: what is made of a whole one would take as much memory again."""
+    for start in range(0, len(vectors[0]), PIECE):
+        yield tuple(vector[start : start + PIECE] for vector in vectors)

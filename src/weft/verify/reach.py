@@ -22,7 +22,7 @@ from weft.sync.method.choices import AdamWConfig, InnerSgdConfig, MuonConfig, Op
 from weft.sync.method.schedule import lr
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest
-from weft.verify.moments import SLACK, steepest
+from weft.verify.moments import SLACK, length, pieces, steepest
 
 ROUNDED = 2.0**-23  # of a parameter, in each step
 
@@ -54,19 +54,17 @@ def is_within(
                 rate * longest(config, number) for number, rate in enumerate(rates, start=num_before + 1)
             )
             decay = SLACK * sum(rates) * config.weight_decay + ROUNDED * len(rates)
-            if farthest == inf:
-                return True
-            size = np.abs(start)
-            size += np.float32(farthest)
-            size *= np.float32(decay)
-            size += np.float32(farthest)
-            return bool((np.abs(end - start) <= size).all())
+            return farthest == inf or all(_is_near(farthest, decay, *each) for each in pieces(start, end))
         case InnerSgdConfig(momentum=mu):
-            moved = float(np.sqrt(np.square(end - start, dtype=np.float64).sum()))
-            size_of_all = float(np.sqrt(np.square(start, dtype=np.float64).sum()))
-            return moved <= SLACK * sum(rates) * clip / (1 - mu) + ROUNDED * len(rates) * size_of_all
+            moved = sqrt(sum(length(stop - begin) ** 2 for begin, stop in pieces(start, end)))
+            return moved <= SLACK * sum(rates) * clip / (1 - mu) + ROUNDED * len(rates) * length(start)
         case MuonConfig():
             return True  # how long its updates are depends on the matrix
+
+
+def _is_near(farthest: float, decay: float, start: Vector, end: Vector) -> bool:
+    most = np.float32(farthest) + np.float32(decay) * (np.abs(start) + np.float32(farthest))
+    return bool((np.abs(end - start) <= most).all())
 
 
 def longest(config: AdamWConfig, number: int) -> float:
