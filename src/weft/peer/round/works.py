@@ -51,6 +51,10 @@ class Works:
         for old in list(self._last)[:-MAX_LAST]:
             del self._last[old]
 
+    def restart(self) -> None:
+        """Go on from another head: what this peer has followed up to now may have been something else."""
+        self._last.clear()
+
     def hear(self, base: Base, peer: PeerId, ready: Ready) -> bool:
         """Keep what is announced; return whether it is what such an announcement has to say."""
         if base.charter.audits is UNSET or ready.legacy is not None:

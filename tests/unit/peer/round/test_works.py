@@ -125,6 +125,8 @@ def test_training_steps_that_a_round_has_counted_are_not_counted_again_by_anothe
     assert not any(works.hear(later, WHO.peer, ready(each)) for each in (again, other))
     elsewhere = replace(later, branch=BranchId("ab" * 32))
     assert works.hear(elsewhere, WHO.peer, ready(seal(WHO, work(branch=elsewhere.branch))))
+    works.restart()
+    assert works.hear(later, WHO.peer, ready(other))
 
 
 def test_many_works_of_one_peer_push_out_none_of_others() -> None:
