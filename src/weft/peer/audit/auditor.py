@@ -31,7 +31,7 @@ from torch import Tensor
 from weft.errors import CheckpointError, DataError, NetError, NotFinite, OutOfMemory, PeerError, Refused
 from weft.ids import Digest, PeerId, Round
 from weft.keys import verify
-from weft.peer.audit.checks import Audit, Checks, Differs, NotShown, Unknown
+from weft.peer.audit.checks import Audit, Begun, Checks, Differs, NotShown, Unknown
 from weft.peer.audit.heads import Head, Heads
 from weft.peer.audit.kept import Kept
 from weft.peer.audit.looking import (
@@ -314,7 +314,7 @@ class Auditor:
         why = await checks.payload(audit, answer, last, heads[-1], outer)
         if head is not heads[-1]:
             outer = await checks.outer(audit, head)
-        state, no_training = await checks.state_before(audit, answer, head, outer)
+        state, no_training = await checks.drawn_from(audit, answer, Begun(link.segment, head, outer))
         return state, await self._repeated(audit, state, outer, head), no_training or why
 
     async def _repeated(self, audit: Audit, state: dict[str, Tensor], outer: Tensor, head: Head) -> dict[str, Tensor]:

@@ -89,6 +89,19 @@ class Audit:
         return not (self.work.num_before or self.link.segment or self.link.first)
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A segment of a work, and what it began at.
+
+    Args:
+        outer: the run's parameters then.
+    """
+
+    number: int
+    head: Head
+    outer: Tensor
+
+
 class NotShown(Exception):
     """The worker does not show what it named, or not yet."""
 
@@ -244,8 +257,8 @@ class Checks:
             if index.shape.keys() != {ERROR} or index.shape[ERROR] > 2 * outer.numel():
                 raise Differs("what its codec had left before is no such thing")
             error = (await self.pulled(audit, index))[ERROR]
-        is_from_outer = len(work.segments) == 1
-        why = await self._too_far(head, work, outer, local, work.num_steps) if is_from_outer else None
+        begun = Begun(len(work.segments) - 1, head, outer)
+        why = await self._too_far(audit, answer, begun, local, work.segments[-1].num_steps)
         try:
             parts, left = await self._context.compute.serve(lambda: self._encoded(work, head, outer, local, error))
         except (NotFinite, RuntimeError, ValueError) as failure:  # of its numbers, or of how many there are
@@ -264,13 +277,11 @@ class Checks:
         encoded, left = payload_of_end(run, head, scope, Round(work.round), outer, local, error)
         return encoded, named_error(left)
 
-    async def state_before(
-        self, audit: Audit, answer: AuditAnswer, head: Head, outer: Tensor
-    ) -> tuple[dict[str, Tensor], str | None]:
+    async def drawn_from(self, audit: Audit, answer: AuditAnswer, begun: Begun) -> tuple[dict[str, Tensor], str | None]:
         """Return the state that the steps begin with, and why no training leads to it, if none does.
 
         Args:
-            head: that their segment begins at, with these outer parameters.
+            begun: their segment.
         """
         run = self._replica.run
         index = await self.index(audit, answer.before, audit.link.before, audit.work)
@@ -281,23 +292,26 @@ class Checks:
         )
         if not possible:
             return state, UNLEFT
-        if audit.link.segment:
-            return state, None
-        return state, await self._too_far(head, audit.work, outer, state[LOCAL], audit.link.first)
+        return state, await self._too_far(audit, answer, begun, state[LOCAL], audit.link.first)
 
-    async def _too_far(self, head: Head, work: Work, outer: Tensor, local: Tensor, num_steps: int) -> str | None:
-        """Return why parameters are none that so many steps of the first segment lead to; None: they may be.
-
-        Args:
-            outer: at which the segment began.
-        """
-        run, holder = self._replica.run, PeerId(work.segments[0].holder)
+    async def _too_far(
+        self, audit: Audit, answer: AuditAnswer, begun: Begun, local: Tensor, num_steps: int
+    ) -> str | None:
+        """Return why parameters are none that so many steps of a segment lead to; None: they may be."""
+        work, number, run = audit.work, begun.number, self._replica.run
         if len(self.shape) == 1:
             return None  # without an optimizer that keeps anything, nothing tells how long its steps are
+        start = begun.outer
+        if number:
+            at = state_before(work.segments, self.trace_every, number)
+            index = await self.index(audit, answer.begins[number], at, work)
+            start = (await self.pulled(audit, index, {LOCAL}))[LOCAL]
+        num_before = work.num_before + sum(segment.num_steps for segment in work.segments[:number])
+        holder = PeerId(work.segments[number].holder)
 
         def is_near() -> bool:
-            made = list(rates(head.manifest, head.charter, holder, num_steps))
-            return is_within(run.optimizer, run.clip, made, work.num_before, outer.numpy(), local.numpy())
+            made = list(rates(begun.head.manifest, begun.head.charter, holder, num_steps))
+            return is_within(run.optimizer, run.clip, made, num_before, start.numpy(), local.numpy())
 
         return None if await self._context.compute.serve(is_near) else TOO_FAR
 
