@@ -50,8 +50,9 @@ def bring_more(patch: pytest.MonkeyPatch, is_false: Callable[[Carry], bool], tim
 
 
 class Levered(Cheating):
-    """Leaves a little in first moments whose second ones are zero: far less than rounding may, but each next step moves
-    those numbers so far that within the share of it that is held for honest all others could be anything."""
+    """Takes away the smallest second moments, and leaves a little in the first ones: far less than rounding may, but
+    each next step moves those numbers so far that within the share of it that is held for honest all others could be
+    anything."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -61,7 +62,9 @@ class Levered(Cheating):
         norm = super()._descend(norm, rate)
         if "levered" in self._now and self._optimizer is not None:
             state = self._optimizer.state()
-            state["moment1"][state["moment2"] == 0] += 1e-8
+            smallest = state["moment2"].argsort()[:8]
+            state["moment2"][smallest] = 0.0
+            state["moment1"][smallest] = 1e-7
             self._optimizer.load(state, self._num_steps + 1)
         return norm
 
