@@ -408,4 +408,7 @@ class Auditor:
             partial(self._checks.listed, audit),
             partial(self._checks.pulled, audit),
         )
-        return await gradients.proof(doubted, self._patience())
+        try:
+            return await gradients.proof(doubted, self._patience())
+        except NotShown:
+            return None

@@ -376,7 +376,7 @@ class Checks:
             payload = [await self._part(audit, each, own) for each, own in zip(parts, right, strict=True)]
             named = answer.begins[0], answer.last
             first, last = [shown_state(each, await self.listed(audit, Digest(each.state))) for each in named]
-        except (Differs, PeerError, NetError, Refused):
+        except (Differs, NotShown, PeerError, NetError, Refused):
             return None
         before, after = (each.numpy() for each in vectors)
         return await self._context.compute.serve(
