@@ -311,10 +311,10 @@ class Auditor:
         await checks.begins(audit, answer, heads)
         last = await checks.index(audit, answer.last, num_states(work.segments, checks.trace_every) - 1, work)
         outer, head = await checks.outer(audit, heads[-1]), heads[link.segment]
-        why = await checks.payload(audit, answer, last, heads[-1], outer)
+        why = await checks.payload(audit, answer, last, Begun(len(heads) - 1, heads, outer))
         if head is not heads[-1]:
             outer = await checks.outer(audit, head)
-        state, no_training = await checks.drawn_from(audit, answer, Begun(link.segment, head, outer))
+        state, no_training = await checks.drawn_from(audit, answer, Begun(link.segment, heads, outer))
         return state, await self._repeated(audit, state, outer, head), no_training or why
 
     async def _repeated(self, audit: Audit, state: dict[str, Tensor], outer: Tensor, head: Head) -> dict[str, Tensor]:

@@ -94,11 +94,12 @@ class Begun:
     """A segment of a work, and what it began at.
 
     Args:
+        heads: of all segments.
         outer: the run's parameters then.
     """
 
     number: int
-    head: Head
+    heads: Sequence[Head]
     outer: Tensor
 
 
@@ -198,20 +199,16 @@ class Checks:
                 prove = partial(prove_move, work, ground(heads[0]), number, before, after)
                 raise Differs("its optimizer is another after a round", self._proof(audit, prove))
             moved = await self._moved(audit, ended, heads[number - 1], head)
-            if moved != begin.vector(LOCAL).chunks:
+            named_so = await self._context.compute.serve(partial(state_index, {LOCAL: moved}))
+            if named_so.vector(LOCAL).chunks != begin.vector(LOCAL).chunks:
                 raise Differs("it did not keep what it had when it was moved to other parameters")
 
-    async def _moved(self, audit: Audit, ended: StateIndex, head: Head, after: Head) -> tuple[str, ...]:
-        """Return the digests of what a segment's last parameters are after the next round: as far from the outer ones
-        as before."""
+    async def _moved(self, audit: Audit, ended: StateIndex, head: Head, after: Head) -> Tensor:
+        """Return what a segment's last parameters are after the next round: as far from the outer ones as before."""
         local = (await self.pulled(audit, ended, {LOCAL}))[LOCAL]
         outer, moved = await self.outer(audit, head), await self.outer(audit, after)
         delta = method_at(self._replica.run, head).delta
-
-        def chunks() -> tuple[str, ...]:
-            return state_index({LOCAL: moved.sub_(delta(outer, local))}).vector(LOCAL).chunks
-
-        return await self._context.compute.serve(chunks)
+        return await self._context.compute.serve(lambda: moved.sub_(delta(outer, local)))
 
     async def _check_optimizer(
         self, audit: Audit, answer: AuditAnswer, first: ShownState, memory: tuple[VectorIndex, ...]
@@ -246,18 +243,19 @@ class Checks:
             prove = partial(prove_start, work, letter, first, shown_state(answer.followed, ended))
             raise Differs("its optimizer does not go on from the work that it names", self._proof(audit, prove, letter))
 
-    async def payload(
-        self, audit: Audit, answer: AuditAnswer, last: StateIndex, head: Head, outer: Tensor
-    ) -> str | None:
-        """Check that the payload was made of the last state; return why no training leads there, if none does."""
-        work, error = audit.work, None
+    async def payload(self, audit: Audit, answer: AuditAnswer, last: StateIndex, begun: Begun) -> str | None:
+        """Check that the payload was made of the last state; return why no training leads there, if none does.
+
+        Args:
+            begun: the last segment.
+        """
+        work, error, outer, head = audit.work, None, begun.outer, begun.heads[-1]
         local = (await self.pulled(audit, last, {LOCAL}))[LOCAL]
         if work.error is not None:
             index = await self.listed(audit, Digest(work.error), 2 * outer.numel())
             if index.shape.keys() != {ERROR} or index.shape[ERROR] > 2 * outer.numel():
                 raise Differs("what its codec had left before is no such thing")
             error = (await self.pulled(audit, index))[ERROR]
-        begun = Begun(len(work.segments) - 1, head, outer)
         why = await self._too_far(audit, answer, begun, local, work.segments[-1].num_steps)
         try:
             parts, left = await self._context.compute.serve(lambda: self._encoded(work, head, outer, local, error))
@@ -298,19 +296,19 @@ class Checks:
         self, audit: Audit, answer: AuditAnswer, begun: Begun, local: Tensor, num_steps: int
     ) -> str | None:
         """Return why parameters are none that so many steps of a segment lead to; None: they may be."""
-        work, number, run = audit.work, begun.number, self._replica.run
+        work, number, run, head = audit.work, begun.number, self._replica.run, begun.heads[begun.number]
         if len(self.shape) == 1:
             return None  # without an optimizer that keeps anything, nothing tells how long its steps are
         start = begun.outer
         if number:
-            at = state_before(work.segments, self.trace_every, number)
-            index = await self.index(audit, answer.begins[number], at, work)
-            start = (await self.pulled(audit, index, {LOCAL}))[LOCAL]
+            at = state_before(work.segments, self.trace_every, number) - 1
+            ended = await self.index(audit, answer.ends[number - 1], at, work)
+            start = await self._moved(audit, ended, begun.heads[number - 1], head)
         num_before = work.num_before + sum(segment.num_steps for segment in work.segments[:number])
         holder = PeerId(work.segments[number].holder)
 
         def is_near() -> bool:
-            made = list(rates(begun.head.manifest, begun.head.charter, holder, num_steps))
+            made = list(rates(head.manifest, head.charter, holder, num_steps))
             return is_within(run.optimizer, run.clip, made, num_before, start.numpy(), local.numpy())
 
         return None if await self._context.compute.serve(is_near) else TOO_FAR
