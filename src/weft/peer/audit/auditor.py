@@ -137,7 +137,8 @@ class Auditor:
         charter = self._replica.charter
         audits = charter.audits
         assert audits
-        judges, cleared = (partial(each, digest_of(manifest)) for each in (self._heads.judges, self._heads.was_cleared))
+        of, heads = digest_of(manifest), self._heads
+        judges, cleared = partial(heads.judges, of), partial(heads.was_cleared, of)
         for peer, name, rate, num in chosen(manifest, charter, ticket, judges, times, cleared):
             begin = partial(self._drawn, manifest.round, name, ticket, rate, num, audits.trace_every)
             if (work := self._rounds.works.known(name)) is not None:
