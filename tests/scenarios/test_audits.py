@@ -38,7 +38,7 @@ from weft.sync.records.messages import Certificate, Manifest, Merged, Ready
 from weft.sync.records.work import Work, link
 from weft.training.trainer import Trainer
 from weft.verify.suspicion import TIMES
-from weft.wire import Buffer, unseal
+from weft.wire import Buffer, digest_of, unseal
 
 ALWAYS = AuditedTrust(audit_rate=1.0)
 EXACT = AuditedTrust(audit_rate=1.0, numerics="exact")
@@ -404,7 +404,11 @@ def test_who_brings_the_same_work_again_is_not_counted_again(
 ) -> None:
     """Signed otherwise it has another name, its steps are right, and nobody makes any more."""
     swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
-    announce, kept, number = RoundDriver.announce, list[Any](), count(2)
+    announce, kept, number, known = RoundDriver.announce, list[Any](), count(2), Trace.known
+
+    def shown(trace: Trace, name: Digest) -> Any:
+        is_of_d = trace is swarm.member("d").life.peer._trace and kept
+        return known(trace, digest_of(kept[0][2]) if is_of_d else name)
 
     def again(rounds: RoundDriver, tokens: Any, parts: Any, *given: Any, work: Any = None) -> Any:
         if rounds is not swarm.member("d").life.peer.rounds:
@@ -416,6 +420,7 @@ def test_who_brings_the_same_work_again_is_not_counted_again(
         return announce(rounds, tokens, parts, *given, work=signed)
 
     monkeypatch.setattr(RoundDriver, "announce", again)
+    monkeypatch.setattr(Trace, "known", shown)
 
     async def scenario() -> None:
         one_replica(await swarm.done(*await swarm.start("abcd")))

@@ -538,8 +538,7 @@ def _strike_out(before: Enacted, body: Body, warrant: acts.Warrant) -> Enacted:
 
 
 def may_be_of(lied_in: Round, round: Round) -> bool:
-    """Return whether a lie in one round matters where the run is at another: who is struck out for a later one would be
-    pardoned for all up to there."""
+    """Return whether a lie in one round matters in another: who is struck out for later ones is pardoned for those."""
     return lied_in <= round + 1
 
 

@@ -3,8 +3,6 @@
 draw        who is to do which training steps of a contribution again
 seals       what auditors told before they were shown anything, and whether they open it
 judge       how far two states may lie apart that honest machines come to
-moments     what an optimizer can hold, whatever it was given
-reach       how far training steps can have moved parameters
 calibration whether this machine rounds as others do
 steering    whether somebody steers within what is held for honest
 suspicion   whom one looks at more often

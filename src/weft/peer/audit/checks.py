@@ -24,6 +24,7 @@ from weft.peer.audit.heads import Head, Heads
 from weft.peer.audit.kept import Kept, room
 from weft.peer.audit.looking import is_named
 from weft.peer.audit.proofs.proving import ground, proof, shown_state
+from weft.peer.audit.reach import is_possible, is_within, rates
 from weft.peer.audit.steps import ERROR, LOCAL, method_at, named_error, payload_of_end, shape_of
 from weft.peer.context import Context
 from weft.peer.messages import AuditAnswer, NamedState
@@ -40,8 +41,6 @@ from weft.training.device import first_line
 from weft.training.trainer import Trainer
 from weft.verify.evidence.records import Falsehood, ShownState
 from weft.verify.evidence.works import false_by_words, false_claim, prove_claim, prove_move, prove_payload, prove_start
-from weft.verify.moments import is_possible
-from weft.verify.reach import is_within, rates
 from weft.wire import Buffer, Signed, decode, digest, digest_of
 
 T = TypeVar("T")
