@@ -8,14 +8,16 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from scenarios.cheats import always, bring_more
+from scenarios.cheats import Levered, Resting, always, bring_more, signed_otherwise
 from scenarios.swarm import Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
-from weft.codec.config import Int8Config
+from weft.codec.config import Fp8Config, Int8Config
 from weft.errors import Removed
 from weft.events import ActEnacted, AuditorDoubted, LieProven, MergeAudited, MergeDoubted, WorkAudited, WorkDoubted
 from weft.ids import Digest, PeerId, Round
+from weft.keys import verify
 from weft.peer.audit.auditor import Auditor
+from weft.peer.audit.checks import TOO_FAR, UNLEFT
 from weft.peer.audit.kept import Kept
 from weft.peer.audit.merges import Merge, Merges
 from weft.peer.audit.outcome import Found
@@ -32,11 +34,11 @@ from weft.sim.scenario import Way
 from weft.sim.world import Life
 from weft.sync.method.choices import Choices, NesterovConfig
 from weft.sync.method.presets import DiLoCoConfig, FedAvgConfig, MethodConfig, PulseConfig
-from weft.sync.records.messages import Certificate, Manifest, Ready
-from weft.sync.records.work import link
+from weft.sync.records.messages import Certificate, Manifest, Merged, Ready
+from weft.sync.records.work import Work, link
 from weft.training.trainer import Trainer
 from weft.verify.suspicion import TIMES
-from weft.wire import Buffer
+from weft.wire import Buffer, digest_of, unseal
 
 ALWAYS = AuditedTrust(audit_rate=1.0)
 EXACT = AuditedTrust(audit_rate=1.0, numerics="exact")
@@ -204,6 +206,38 @@ def test_who_computes_something_else_is_struck_out(make_swarm: MakeSwarm, way: W
     assert {(doubt.member, doubt.outcome) for doubt in doubts(swarm, but="d")} == {(swarm.member("d").id, "differs")}
 
 
+@pytest.mark.full
+def test_who_moves_some_numbers_far_to_hide_what_it_does_to_the_others_is_struck_out(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
+    made = count()
+    swarm.make_trainer = lambda *given: (Levered if next(made) == 3 else Trainer)(*given)
+    play(swarm, r"done again what it says it has done|refuse this key")
+    assert struck_out(swarm) == UNLEFT
+
+
+@pytest.mark.full
+def test_who_rests_on_a_state_that_steps_do_not_change_is_struck_out_by_whatever_step_is_drawn(
+    make_swarm: MakeSwarm,
+) -> None:
+    """All of its steps but two are right, but no training leads from where the run is to where they are."""
+    method = DiLoCoConfig(every=8, codec=Int8Config())
+    swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
+    made, d = count(), swarm.member("d")
+
+    def make_trainer(*given: Any) -> Trainer:
+        if next(made) != 3:
+            return Trainer(*given)
+        trainer = Resting(*given)
+        trainer.lease = lambda: lease_of(d.life.peer.head.leases, d.id)
+        return trainer
+
+    swarm.make_trainer = make_trainer
+    play(swarm, r"done again what it says it has done|refuse this key")
+    assert struck_out(swarm) == TOO_FAR or struck_out(swarm).startswith("it came to other")
+    assert TOO_FAR in {doubt.why for doubt in doubts(swarm, but="d")}
+    assert d.id not in {audit.member for audit in audits(swarm)}, "nobody has found any of its steps right"
+
+
 @pytest.mark.slow
 @pytest.mark.slow
 def test_who_trains_at_another_rate_is_struck_out_in_exact_numbers(make_swarm: MakeSwarm) -> None:
@@ -348,6 +382,64 @@ def test_an_owner_that_merges_something_else_is_struck_out(
     assert proven(swarm) == "it has merged something else than what was brought"
     assert {(doubt.member, doubt.outcome) for doubt in of_merging(swarm, "d")} == {(swarm.member("d").id, "differs")}
     assert doubts(swarm, but="d") == []
+
+
+@pytest.mark.full
+def test_an_owner_that_tells_a_bare_majority_what_it_has_merged_is_struck_out(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of such parts no block shows anything, so all others have to look."""
+    method = FedAvgConfig(every=2, codec=Fp8Config())
+    swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=12, num_peers=4, learns=True)
+    reply = RoundMerger._reply
+
+    def lie(merger: RoundMerger, work: Any, mean: torch.Tensor) -> Any:
+        is_own = merger is swarm.member("d").life.peer.rounds.merger and work.is_mine
+        return reply(merger, work, mean.mul(-1) if is_own else mean)
+
+    def is_told(life: Life, to: PeerId, message: Any) -> bool:
+        is_of_d = life.member.name == "d" and isinstance(message, Merged)
+        return not (is_of_d and to == swarm.member("b").id)
+
+    monkeypatch.setattr(RoundMerger, "_reply", lie)
+    swarm.watchers.append(is_told)
+    play(swarm, r"done again what it says it has done|refuse this key")
+    assert "it has merged something else" in struck_out(swarm)
+
+
+@pytest.mark.full
+def test_who_brings_the_same_work_again_is_not_counted_again(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Signed otherwise it has another name, its steps are right, and nobody makes any more."""
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
+    announce, kept, number, known = RoundDriver.announce, list[Any](), count(2), Trace.known
+
+    def shown(trace: Trace, name: Digest) -> Any:
+        is_of_d = trace is swarm.member("d").life.peer._trace and kept
+        return known(trace, digest_of(kept[0][2]) if is_of_d else name)
+
+    def again(rounds: RoundDriver, tokens: Any, parts: Any, *given: Any, work: Any = None) -> Any:
+        if rounds is not swarm.member("d").life.peer.rounds:
+            return announce(rounds, tokens, parts, *given, work=work)
+        kept.append((tokens, parts, work))
+        tokens, parts, first = kept[0]
+        signed = signed_otherwise(swarm.member("d").identity, first, next(number)) if len(kept) > 1 else first
+        assert unseal(signed, Work, verify) == unseal(first, Work, verify)
+        return announce(rounds, tokens, parts, *given, work=signed)
+
+    monkeypatch.setattr(RoundDriver, "announce", again)
+    monkeypatch.setattr(Trace, "known", shown)
+
+    async def scenario() -> None:
+        one_replica(await swarm.done(*await swarm.start("abcd")))
+
+    swarm.run(scenario)
+    works = [each for manifest in swarm.chains.values() for each in manifest.contributions]
+    mine = [each for each in works if each.peer == swarm.member("d").id]
+    assert len(kept) > 3
+    assert len(mine) == 1
+    assert {doubt.member for doubt in doubts(swarm)} == set()
 
 
 Shows = Callable[[Merges | Kept, PeerId, Digest], bool]

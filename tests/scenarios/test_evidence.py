@@ -69,7 +69,7 @@ def test_no_honest_step_and_no_honest_part_is_evidence(
     async def looked(auditor: Auditor, audit: Any, looking: Any, shown: Any) -> Any:
         event = await act(auditor, audit, looking, shown)
         if looking.phase == "opening":
-            theirs = await auditor._checks.pulled(PeerId(audit.work.peer), shown.theirs)
+            theirs = await auditor._checks.pulled(audit, shown.theirs)
             assert await auditor._proof_of_step(audit, shown, theirs) is None
         return event
 

@@ -237,6 +237,17 @@ class OperationsAnswer(Record, frozen=True, kw_only=True, tag="OperationsAnswer"
     listed: HexDigest | UnsetType = UNSET  # 32 bytes for each operation
 
 
+class MergedRequest(Record, frozen=True, kw_only=True, tag="MergedRequest"):
+    """A call of who has not heard an owner, which need not tell all: what has it said of its part of that round?"""
+
+    manifest: HexDigest
+    part: Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]
+
+
+class MergedAnswer(Record, frozen=True, kw_only=True, tag="MergedAnswer"):
+    letter: Signed | None = None  # a RoundNote of Merged; None: it is not here
+
+
 class SealNote(Record, frozen=True, kw_only=True, tag="SealNote"):
     """A note to all of an auditor, or of the worker that it audits: a signed Sealed."""
 

@@ -414,13 +414,14 @@ def _expel(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
 
 def _rewind_by_votes(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
     ballots, voters = [read_rewind_ballot(signed) for signed in letters], [each.signer for each in letters]
-    if voters != sorted(set(voters)) or not set(voters) <= set(body.electorate):
-        raise Void("only members vote, and each once")
+    electorate = rewinds.voters(before.charter, body.electorate)
+    if voters != sorted(set(voters)) or not set(voters) <= set(electorate):
+        raise Void("only members vote, none that is in quarantine, and each once")
     first = ballots[0].rewind
     if any((each.run, rewinds.target(each.rewind)) != (body.run, rewinds.target(first)) for each in ballots):
         raise Void("the ballots are not for going back to one round of this run")
-    if not is_majority(len(voters), len(body.electorate)):
-        raise Void(f"{len(voters)} of {len(body.electorate)} members are not a majority")
+    if not is_majority(len(voters), len(electorate)):
+        raise Void(f"{len(voters)} of {len(electorate)} members are not a majority")
     return _rewound(before, body, first)
 
 
@@ -503,8 +504,12 @@ def is_counted(charter: Charter, peer: PeerId, round: Round) -> bool:
 
 
 def _unanswered(before: Enacted, body: Body, peer: PeerId, round: Round) -> Enacted:
-    """Count that a member left auditors without an answer; of too many rounds, and it is removed."""
-    charter, known = before.charter, before.charter.unanswered or ()
+    """Count that a member left auditors without an answer; of too many rounds, and it is removed.
+
+    Who is removed keeps one round, the present: verdicts on what it did before are dealt with, should it come again.
+    """
+    charter = before.charter
+    known = [each for each in charter.unanswered or () if each.rounds[-1] + UNANSWERED_FOR >= body.round]
     if peer not in body.electorate or peer in before.removed:
         raise Void(f"{short(peer)} is not a member")
     mine = next((each.rounds for each in known if each.peer == peer), ())
@@ -517,6 +522,8 @@ def _unanswered(before: Enacted, body: Body, peer: PeerId, round: Round) -> Enac
             raise Void(f"{MAX_BANNED} keys have not answered, which is the most")
         others = sorted([*others, Unanswered(peer=peer, rounds=(*recent, round))], key=lambda each: each.peer)
         return replaced(before, charter=replace(charter, unanswered=tuple(others)))
+    if len(others) < MAX_BANNED:
+        others = sorted([*others, Unanswered(peer=peer, rounds=(body.round,))], key=lambda each: each.peer)
     left = replace(charter, unanswered=tuple(others))
     return _without(replaced(before, charter=left), body, peer)
 
@@ -525,7 +532,14 @@ def _strike_out(before: Enacted, body: Body, warrant: acts.Warrant) -> Enacted:
     lie = read_lie(warrant)
     if lie.run not in (None, body.run):
         raise Void(f"it proves a lie in run {short(lie.run or '')}, this is run {short(body.run)}")
+    if not may_be_of(lie.round, body.round):
+        raise Void(f"it proves a lie in round {lie.round}, to which this run has not come")
     return _banned_as_liar(before, body, lie.peer, lie.round)
+
+
+def may_be_of(lied_in: Round, round: Round) -> bool:
+    """Return whether a lie in one round matters in another: who is struck out for later ones is pardoned for those."""
+    return lied_in <= round + 1
 
 
 def _banned_as_liar(before: Enacted, body: Body, peer: PeerId, round: Round) -> Enacted:

@@ -321,6 +321,11 @@ def test_who_is_pardoned_is_struck_out_only_for_another_lie() -> None:
     assert after(lie(round=8), before=pardoned).banned == (LIAR.peer,)
 
 
+def test_nobody_is_struck_out_for_rounds_to_come_and_so_pardoned_for_them() -> None:
+    assert "to which this run has not come" in why_not(lie(round=9))
+    assert after(lie(round=8)).struck == (Struck(peer=LIAR.peer, round=Round(8)),)
+
+
 def test_one_key_is_struck_out_at_a_time() -> None:
     assert why_not(lie(), lie(who=ACCUSER)) == "one round bans one key that lied"
     assert in_effect(FIRST, BODY, (lie(), lie(who=ACCUSER), warrant(remove())), MAX_ACTS) == (lie(), warrant(remove()))

@@ -94,11 +94,28 @@ def test_who_leaves_auditors_without_an_answer_in_three_rounds_of_forty_is_remov
     second, removed = unanswered(first, 8)
     assert removed == ()
     third, removed = unanswered(second, 6 + UNANSWERED_FOR)
-    assert (third.unanswered, removed, third.banned) == ((), (ACCUSED,), ())
+    assert (removed, third.banned) == ((ACCUSED,), ())
     # A round later the first of them is forgotten.
     later, removed = unanswered(second, 7 + UNANSWERED_FOR)
     assert removed == ()
     assert later.unanswered == (Unanswered(peer=ACCUSED, rounds=(Round(8), Round(7 + UNANSWERED_FOR))),)
+
+
+def test_verdicts_of_before_it_was_removed_remove_nobody_who_has_come_again() -> None:
+    """Whoever has kept them may tell them again."""
+    charter, removed = AUDITED, tuple[PeerId, ...]()
+    for round in (6, 8, 10):
+        charter, removed = unanswered(charter, round)
+    assert removed == (ACCUSED,)
+    for round in (6, 8, 10, 11):
+        assert "counted already" in why_not(found(OTHERS, "unanswered", round), before=charter, at=12)
+    assert why_not(found(OTHERS, "unanswered", 12), before=charter, at=13) == ""
+
+
+def test_what_is_long_ago_takes_no_room() -> None:
+    old, new = (Unanswered(peer=NAMES[number], rounds=(Round(round),)) for number, round in ((1, 6), (2, 7)))
+    done = enact(replace(AUDITED, unanswered=(old, new)), at_round(47), (found(OTHERS, "unanswered", 46),))
+    assert done.charter.unanswered == (Unanswered(peer=ACCUSED, rounds=(Round(46),)), new)
 
 
 def test_one_round_without_an_answer_counts_once_and_not_for_ever() -> None:

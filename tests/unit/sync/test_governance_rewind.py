@@ -15,7 +15,7 @@ from weft.sync.governance import enact, may_note_false, objection
 from weft.sync.records import counters, rewinds
 from weft.sync.records.acts import Rewind, RewindBallot, Warrant
 from weft.sync.records.ancestry import Fork
-from weft.sync.records.charter import MAX_REWOUND, Body, Charter, FalseWork, Rewound, Struck
+from weft.sync.records.charter import MAX_REWOUND, Body, Charter, FalseWork, Quarantined, Rewound, Struck
 from weft.wire import digest, seal
 
 STEWARDED = replace(AUDITED, stewards=(ONE.peer, TWO.peer), serials=(0, 0))
@@ -75,6 +75,16 @@ def test_more_than_half_of_the_members_vote_for_the_same_whatever_their_reasons(
     assert "only members vote" in why_not(ballots(stranger, back(20)), before=AUDITED)
     twice = Warrant(letters=ballots(MEMBERS[:2], back(20)).letters * 2)
     assert "only members vote" in why_not(twice, before=AUDITED)
+
+
+def test_a_crowd_of_newcomers_brings_nothing_back() -> None:
+    """To go back moves parameters, as work does that nobody has looked at."""
+    new = [Quarantined(peer=each, left=1) for each in NAMES]
+    before, alone = replace(AUDITED, quarantined=tuple(new[2:])), replace(AUDITED, quarantined=tuple(new[1:]))
+    assert "none that is in quarantine" in why_not(ballots(MEMBERS[2:], back(20)), before=before)
+    assert "1 of 2 members" in why_not(ballots(MEMBERS[:1], back(20)), before=before)
+    assert why_not(ballots(MEMBERS[:2], back(20)), before=before) == ""
+    assert "1 of 5 members" in why_not(ballots(MEMBERS[:1], back(20)), before=alone)
 
 
 def test_the_same_votes_bring_it_back_once_and_what_is_dropped_is_no_place_to_go_to() -> None:

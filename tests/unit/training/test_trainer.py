@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -21,12 +22,13 @@ from weft.codec.build import build as build_codec
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import CheckpointError, NotFinite, OutOfMemory, TooLarge
 from weft.events import Event, FellBack, MicroBatchChanged, StepDone, WarmedUp
-from weft.model.config import named
+from weft.model.config import named, num_parameters
 from weft.model.flat import assemble, flatten
 from weft.model.initial import initial_vector
 from weft.model.transformer import Transformer
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
+from weft.run.trust import AuditedTrust
 from weft.sync.merge.method import Method
 from weft.sync.merge.outer import StepContext
 from weft.sync.method.choices import AdamWConfig
@@ -772,3 +774,15 @@ def test_what_fails_while_it_is_lent_leaves_no_trace(stage: Stage) -> None:
         train_on_nothing()
     assert torch.equal(trainer.local(), before)
     assert trainer.num_steps == 0
+
+
+@pytest.mark.parametrize("numerics", ["fp32", "exact"])
+def test_a_model_of_zeros_stays_one_whatever_it_reads(stage: Stage, numerics: str) -> None:
+    """So training steps can be right that nobody has computed (docs/audits.md)."""
+    trust = AuditedTrust(numerics=numerics)  # type: ignore[arg-type]
+    run = msgspec.structs.replace(run_config(), trust=trust)
+    trainer, emitted = stage(run, torch.zeros(num_parameters(run.model)))
+    trainer.train(positions(2 * run.train.batch_size), 0, 1)
+    assert len(steps(emitted)) == 2
+    assert not any(vector.any() for name, vector in trainer.private_state().items() if name != "num_steps")
+    assert not trainer.local().any()

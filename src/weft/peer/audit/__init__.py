@@ -6,6 +6,7 @@ trace      a worker's states, named one after the other, and what is needed to c
 between    states inside a lease, so that few steps are made again
 worker     shows states to whoever was drawn
 looking    one audit as a machine: what is done next, and what it comes to
+reach      where training steps can lead, whatever they were made of
 checks     what a worker shows, checked before any step is made again
 auditor    asks, does the steps again, and says what came of it
 sealing    what auditors came to, sealed before they are shown the worker's, and opened

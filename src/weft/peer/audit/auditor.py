@@ -14,14 +14,15 @@
 Where anybody can be shown that it differs, that is found with it (`proving`): then nobody has to vote.
 
 Failure:
-- the worker does not answer within `Patience`, or shows what it has not named: unanswered.
+- the worker does not answer within `Patience`, or shows what it has not named, or delivers so slowly that it is not
+  done in as much time as several answers may take: unanswered.
 - this machine cannot do the steps (no memory, paused), or does not know what a segment began at: it says nothing.
 - the worker has left: likewise.
 """
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from msgspec import UNSET
@@ -30,13 +31,14 @@ from torch import Tensor
 from weft.errors import CheckpointError, DataError, NetError, NotFinite, OutOfMemory, PeerError, Refused
 from weft.ids import Digest, PeerId, Round
 from weft.keys import verify
-from weft.peer.audit.checks import Audit, Checks, Differs, NotShown, Unknown
+from weft.peer.audit.checks import Audit, Begun, Checks, Differs, NotShown, Unknown
 from weft.peer.audit.heads import Head, Heads
 from weft.peer.audit.kept import Kept
 from weft.peer.audit.looking import (
     Came,
     Event,
     Looking,
+    Looks,
     Made,
     Measured,
     Missing,
@@ -47,7 +49,7 @@ from weft.peer.audit.looking import (
     is_equal,
     step,
 )
-from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Found, Patience
+from weft.peer.audit.outcome import ASK_AGAIN_S, MAX_CAME, TOLD_ROUNDS, TOLD_S, Found, Patience
 from weft.peer.audit.proofs.operations import Doubted, Gradients
 from weft.peer.audit.proofs.proving import of_step, shown_state
 from weft.peer.audit.sealing import Sealing
@@ -84,10 +86,9 @@ from weft.verify.evidence.steps import GRADIENT
 from weft.verify.judge import Followed
 from weft.wire import Signed, claimed, digest_of, unseal
 
+MAX_DOUBTING = 2  # audits at a time because of what one member doubts: each holds three states
 MAX_BEGUN = 1024  # audits that are remembered
-DOUBTED = -1  # in place of a state's number: a fault was found with the work
 CALL_S = 20.0
-MAX_CAME = 2  # answers that give a worker more time: it may answer for ever, and let nothing be fetched
 
 OnWork = Callable[[Work], object]
 
@@ -103,6 +104,7 @@ class _Shown:
     after: NamedState | None = None  # what the worker came to
     theirs: StateIndex | None = None
     opened: AuditOpened | None = None
+    unreached: str | None = None  # why no training leads to what is shown, if none does
 
 
 class Auditor:
@@ -133,7 +135,10 @@ class Auditor:
         self._tasks = tasks
         self._on_found = on_found
         self._checks = Checks(context, trainer, replica, rounds.works, heads, kept)
-        self._begun: dict[tuple[Digest, int], None] = {}  # works and states before steps: each is looked at once
+        # Works and states before steps, each of which is looked at once; and who has found a fault with which works.
+        self._begun: dict[tuple[Digest, int | PeerId], None] = {}
+        self._looks = Looks()
+        self._doubting = dict[PeerId, asyncio.Semaphore]()  # by who has found a fault
         self._sought = dict[Digest, dict[PeerId, OnWork]]()  # works that are asked for, and whose tickets wait for them
 
     def follow(self, manifest: Manifest, ticket: Signed, times: Callable[[PeerId], float]) -> None:
@@ -145,16 +150,14 @@ class Auditor:
         charter = self._replica.charter
         audits = charter.audits
         assert audits
-        judges = partial(self._heads.judges, digest_of(manifest))
-        for peer, name, rate, num in chosen(manifest, charter, ticket, judges, times, self._has_waited):
+        of, heads = digest_of(manifest), self._heads
+        judges, cleared = partial(heads.judges, of), partial(heads.was_cleared, of)
+        for peer, name, rate, num in chosen(manifest, charter, ticket, judges, times, cleared):
             begin = partial(self._drawn, manifest.round, name, ticket, rate, num, audits.trace_every)
             if (work := self._rounds.works.known(name)) is not None:
                 begin(work)
             else:
                 self._seek(name, peer, ticket, begin)
-
-    def _has_waited(self, work: Digest) -> bool:
-        return self._heads.held_in(work) is not None
 
     def _drawn(
         self, round: Round, name: Digest, ticket: Signed, rate: float, num_electors: int, trace_every: int, work: Work
@@ -165,9 +168,9 @@ class Auditor:
 
     def look_again(self, letter: Signed, verdict: Finding) -> bool:
         """Audit what another has found a fault with; return whether it can be done here."""
-        audits, name, newest = self._replica.charter.audits, Digest(verdict.work), self._rounds.chain.head.round
-        if not self._heads.is_recent(verdict.round, newest, 2 * ANSWER_ROUNDS, 2 * ANSWER_S, self._context.clock.now()):
-            return False  # long ago: nobody need be able to show it any more
+        audits, name = self._replica.charter.audits, Digest(verdict.work)
+        if not self._is_recent(verdict.round):
+            return False
         if not audits or verdict.round not in (self._heads.counted_in(name), self._heads.held_in(name)):
             return False
         if (work := self._rounds.works.known(name)) is not None:
@@ -175,13 +178,21 @@ class Auditor:
         self._seek(name, PeerId(verdict.peer), letter, partial(self._doubted, letter, verdict, audits.trace_every))
         return True
 
+    def _is_recent(self, round: Round) -> bool:
+        """Return whether a work was counted, or began to wait, so lately that its worker has to be able to show it."""
+        newest, now = self._rounds.chain.head.round, self._context.clock.now()
+        return self._heads.is_recent(round, newest, TOLD_ROUNDS, TOLD_S, now)
+
     def _doubted(self, letter: Signed, verdict: Finding, trace_every: int, work: Work) -> bool:
         doubted, name = link_from(work.segments, trace_every, verdict.before), Digest(verdict.work)
         if work.peer != verdict.peer or doubted is None:
             return False
-        if (name, DOUBTED) in self._begun:
-            return True  # of one work the steps that are doubted first: a worker need not show more
-        self._begun[name, DOUBTED] = None
+        if (name, letter.signer) in self._begun:
+            return True  # of one work what each doubts first: a worker need not show more
+        is_new, newest = (name, doubted.before) not in self._begun, self._rounds.chain.head.round
+        if verdict.outcome == "unanswered" and is_new and not self._looks.may(letter.signer, newest):
+            return True
+        self._begun[name, letter.signer] = None
         self._begin(verdict.round, name, work, doubted, letter)
         return True
 
@@ -235,14 +246,17 @@ class Auditor:
                 event = Unable()
             except (NotShown, PeerError, NetError, Refused) as error:
                 await asyncio.sleep(ASK_AGAIN_S)
-                is_over = patience.is_over and not self.is_awaited(audit)  # what waits gains nothing by silence
+                is_over = audit.until() or (patience.is_over and not self.is_awaited(audit))
                 event = Missing(str(error), self._has_vote(audit.peer), is_over, first.is_over)
                 shown = _Shown(shown.answer)
             if isinstance(event, Came) and num_came < MAX_CAME:
                 num_came += 1
                 patience = self._patience()  # what follows may be as slow as this machine's own line
             looking = step(looking, event)
-        return looking.found, shown.after
+        found = looking.found
+        if found is not None and is_equal(found) and shown.unreached is not None:
+            found = Found("differs", shown.unreached)  # the steps may be right where nobody has trained
+        return found, shown.after
 
     async def _act(self, audit: Audit, looking: Looking, shown: _Shown) -> Event:
         match looking.phase:
@@ -252,7 +266,7 @@ class Auditor:
                 return Came()
             case "making":
                 assert shown.answer is not None
-                shown.before, shown.mine = await self._made(audit, shown.answer)
+                shown.before, shown.mine, shown.unreached = await self._made(audit, shown.answer)
                 shown.own = await self._context.compute.serve(lambda: state_index(shown.mine))
                 return Made(digest_of(shown.own))
             case "opening":
@@ -266,18 +280,32 @@ class Auditor:
                 raise AssertionError("an audit that has ended does nothing")
 
     def is_awaited(self, audit: Audit) -> bool:
-        """Return whether a work waits for others to look at it."""
-        charter, peer = self._rounds.chain.charter, audit.peer
-        return quarantine.awaits(charter, peer, audit.round, audit.name)
+        """Return whether a work waits for others to look at it: it gains nothing by silence."""
+        return self._awaits(audit.peer, audit.round, audit.name)
 
-    def _patience(self) -> Patience:
-        return Patience(self._rounds, self._context.clock)
+    def _awaits(self, peer: PeerId, round: Round, name: Digest) -> bool:
+        return quarantine.awaits(self._rounds.chain.charter, peer, round, name)
+
+    def _is_over(self, whole: Patience, peer: PeerId, round: Round, name: Digest) -> bool:
+        return whole.is_over and not self._awaits(peer, round, name)
+
+    def _patience(self, times: int = 1) -> Patience:
+        return Patience(self._rounds, self._context.clock, times)
 
     def _has_vote(self, peer: PeerId) -> bool:
         return peer in self._rounds.chain.base.electorate
 
     async def _run(self, audit: Audit) -> None:
-        if not self._trainer.is_parked and (found := await self.look(audit)) is not None:
+        if audit.ticket.kind != Finding.__name__:
+            await self._begun_now(audit)
+            return
+        async with self._doubting.setdefault(audit.ticket.signer, asyncio.Semaphore(MAX_DOUBTING)):
+            if self._is_recent(audit.round):
+                await self._begun_now(audit)
+
+    async def _begun_now(self, audit: Audit) -> None:
+        until = partial(self._is_over, self._patience(1 + MAX_CAME), audit.peer, audit.round, audit.name)
+        if not self._trainer.is_parked and (found := await self.look(replace(audit, until=until))) is not None:
             self._on_found(audit, found)
 
     # --- step by step ---
@@ -289,18 +317,19 @@ class Auditor:
             raise NotShown(answer.reason)
         return answer
 
-    async def _made(self, audit: Audit, answer: AuditAnswer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Check what the worker shows; return the state before the steps, and what this machine comes to by them."""
+    async def _made(self, audit: Audit, answer: AuditAnswer) -> tuple[dict[str, Tensor], dict[str, Tensor], str | None]:
+        """Check what the worker shows; return the state before the steps, what this machine comes to by them, and why
+        no training leads to what is shown, if none does."""
         work, link = audit.work, audit.link
         checks, heads = self._checks, self._checks.heads_of(work)
         await checks.begins(audit, answer, heads)
         last = await checks.index(audit, answer.last, num_states(work.segments, checks.trace_every) - 1, work)
         outer, head = await checks.outer(audit, heads[-1]), heads[link.segment]
-        await checks.payload(audit, answer, last, heads[-1], outer)
+        why = await checks.payload(audit, answer, last, Begun(len(heads) - 1, heads, outer))
         if head is not heads[-1]:
             outer = await checks.outer(audit, head)
-        state = await checks.pulled(audit.peer, await checks.index(audit, answer.before, link.before, work))
-        return state, await self._repeated(audit, state, outer, head)
+        state, no_training = await checks.drawn_from(audit, answer, Begun(link.segment, heads, outer))
+        return state, await self._repeated(audit, state, outer, head), no_training or why
 
     async def _repeated(self, audit: Audit, state: dict[str, Tensor], outer: Tensor, head: Head) -> dict[str, Tensor]:
         """Return the state that this machine comes to by the steps."""
@@ -309,7 +338,15 @@ class Auditor:
             async with self._context.learner_lock:
                 made = self._context.compute.train(
                     lambda: repeat(
-                        self._trainer, run, head, segment, state, outer, audit.num_before, link.first, link.num_steps
+                        self._trainer,
+                        run,
+                        head,
+                        segment,
+                        state,
+                        outer,
+                        audit.num_before_segment,
+                        link.first,
+                        link.num_steps,
                     )
                 )
                 return await to_the_end(made)  # the trainer is this peer's own again
@@ -331,7 +368,7 @@ class Auditor:
         own, index, before, mine = shown.own, shown.theirs, shown.before, shown.mine
         assert own is not None
         assert index is not None
-        theirs = await self._checks.pulled(audit.peer, index)
+        theirs = await self._checks.pulled(audit, index)
         unequal = [each for each in mine if index.vector(each).chunks != own.vector(each).chunks]
         apart = await serve(lambda: {each: distance(before[each], mine[each], theirs[each]) for each in unequal})
         why = why_unlike(trust.numerics, audit.link.num_steps, apart, is_new=audit.is_new)
@@ -353,7 +390,7 @@ class Auditor:
             return None
         states = shown.before, shown.mine, theirs
         return await self._context.compute.serve(
-            lambda: followed(run, head, segment, link.first, audit.num_before, *states)
+            lambda: followed(run, head, segment, link.first, audit.num_before_segment, *states)
         )
 
     async def _proof_of_step(self, audit: Audit, looked: _Shown, theirs: dict[str, Tensor]) -> Warrant | None:
@@ -368,11 +405,11 @@ class Auditor:
             return None
         try:
             made = unseal(opened.made, MadeStep, verify)
-            index = await self._checks.listed(audit.peer, Digest(made.gradient))
+            index = await self._checks.listed(audit, Digest(made.gradient))
             if index.shape != {GRADIENT: self._checks.shape[LOCAL]}:
                 return None
-            slope = (await self._checks.pulled(audit.peer, index))[GRADIENT]
-            before = shown_state(named, await self._checks.listed(audit.peer, Digest(named.state)))
+            slope = (await self._checks.pulled(audit, index))[GRADIENT]
+            before = shown_state(named, await self._checks.listed(audit, Digest(named.state)))
         except (Differs, NotShown, PeerError, NetError, Refused):
             return None  # who shows nothing is judged by a majority
         letters, states = (letter, opened.made), (before, shown_state(opened.after, looked.theirs))
@@ -398,5 +435,14 @@ class Auditor:
         except DataError:
             return None
         doubted = Doubted(letter, audit.ticket, audit.name, made, head, before, parameters, words)
-        gradients = Gradients(self._context, self._trainer, run.data, self._checks.listed, self._checks.pulled)
-        return await gradients.proof(doubted, self._patience())
+        gradients = Gradients(
+            self._context,
+            self._trainer,
+            run.data,
+            partial(self._checks.listed, audit),
+            partial(self._checks.pulled, audit),
+        )
+        try:
+            return await gradients.proof(doubted, self._patience())
+        except NotShown:
+            return None

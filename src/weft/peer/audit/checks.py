@@ -9,9 +9,11 @@ Every state is one that the work has named (`looking.is_named`). Where anybody c
 found with it (`proving`).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ from weft.peer.audit.heads import Head, Heads
 from weft.peer.audit.kept import Kept, room
 from weft.peer.audit.looking import is_named
 from weft.peer.audit.proofs.proving import ground, proof, shown_state
+from weft.peer.audit.reach import is_possible, is_within, rates
 from weft.peer.audit.steps import ERROR, LOCAL, method_at, named_error, payload_of_end, shape_of
 from weft.peer.context import Context
 from weft.peer.messages import AuditAnswer, NamedState
@@ -31,19 +34,34 @@ from weft.peer.state.state_client import StateClient
 from weft.store.chunks import state_index
 from weft.sync.merge.method import OUTER
 from weft.sync.records.acts import Warrant
-from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex, VectorIndex
+from weft.sync.records.index import CHUNK_NBYTES, MAX_INDEX_NBYTES, StateIndex, VectorIndex
 from weft.sync.records.messages import parts_in, payload_of
 from weft.sync.records.work import Link, Work, num_states, state_before
 from weft.training.device import first_line
 from weft.training.trainer import Trainer
 from weft.verify.evidence.records import Falsehood, ShownState
 from weft.verify.evidence.works import false_by_words, false_claim, prove_claim, prove_move, prove_payload, prove_start
-from weft.wire import Buffer, Signed, decode, digest
+from weft.wire import Buffer, Signed, decode, digest, digest_of
+
+T = TypeVar("T")
+
+LOOK_S = 1.0  # between two looks at whether the time is over in which a worker delivers
+UNLEFT = "its optimizer holds what no gradients leave"
+TOO_FAR = "its parameters are further from where they began than training steps lead"
+LISTED_NBYTES, CHUNK_LISTED_NBYTES = 64 << 10, 70  # of a list: names, and what is not so; of each chunk
+
+
+def never() -> bool:
+    return False
 
 
 @dataclass(frozen=True)
 class Audit:
-    """One that is under way."""
+    """One that is under way.
+
+    Args:
+        until: returns whether all time is over in which its worker may deliver what it has named.
+    """
 
     round: Round  # whose manifest counts it
     name: Digest
@@ -51,6 +69,7 @@ class Audit:
     link: Link
     ticket: Signed  # its own draw, or another's verdict
     accuser: PeerId | None = None  # who says that the steps differ
+    until: Callable[[], bool] = field(default=never, repr=False)
 
     @property
     def peer(self) -> PeerId:
@@ -58,14 +77,33 @@ class Audit:
         return PeerId(self.work.peer)
 
     @property
-    def is_new(self) -> bool:
-        """Whether the first of the steps is the first of an optimizer."""
-        return not (self.num_before or self.link.first)
+    def num_before(self) -> int:
+        """Return how many steps the optimizer has made before these."""
+        return self.num_before_segment + self.link.first
 
     @property
-    def num_before(self) -> int:
-        """Return how many steps the optimizer has made before the segment."""
-        return self.work.num_before + sum(each.num_steps for each in self.work.segments[: self.link.segment])
+    def num_before_segment(self) -> int:
+        before = self.work.segments[: self.link.segment]
+        return self.work.num_before + sum(segment.num_steps for segment in before)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the first of the steps is the first of an optimizer."""
+        return not self.num_before
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A segment of a work, and what it began at.
+
+    Args:
+        heads: of all segments.
+        outer: the run's parameters then.
+    """
+
+    number: int
+    heads: Sequence[Head]
+    outer: Tensor
 
 
 class NotShown(Exception):
@@ -137,7 +175,9 @@ class Checks:
         stood = [(head.manifest, head.charter) for head in self.heads_of(work)]
         if (what := false_claim(work, stood)) is not None:
             raise Differs(what, self._proof(audit, lambda: prove_claim(work, stood)))
-        counted = self._heads.last_counted(PeerId(work.peer), Round(work.round))
+        newest = self._replica.head
+        counting = None if newest is None else self._heads.at(newest, audit.round)
+        counted = None if counting is None else self._heads.last_counted(audit.peer, digest_of(counting.manifest))
         if counted is not None and work.segments[0].round < counted:
             raise Differs("it trained on samples that a round had counted already")
 
@@ -162,20 +202,16 @@ class Checks:
                 prove = partial(prove_move, work, ground(heads[0]), number, before, after)
                 raise Differs("its optimizer is another after a round", self._proof(audit, prove))
             moved = await self._moved(audit, ended, heads[number - 1], head)
-            if moved != begin.vector(LOCAL).chunks:
+            named_so = await self._context.compute.serve(partial(state_index, {LOCAL: moved}))
+            if named_so.vector(LOCAL).chunks != begin.vector(LOCAL).chunks:
                 raise Differs("it did not keep what it had when it was moved to other parameters")
 
-    async def _moved(self, audit: Audit, ended: StateIndex, head: Head, after: Head) -> tuple[str, ...]:
-        """Return the digests of what a segment's last parameters are after the next round: as far from the outer ones
-        as before."""
-        local = (await self.pulled(audit.peer, ended, {LOCAL}))[LOCAL]
+    async def _moved(self, audit: Audit, ended: StateIndex, head: Head, after: Head) -> Tensor:
+        """Return what a segment's last parameters are after the next round: as far from the outer ones as before."""
+        local = (await self.pulled(audit, ended, {LOCAL}))[LOCAL]
         outer, moved = await self.outer(audit, head), await self.outer(audit, after)
         delta = method_at(self._replica.run, head).delta
-
-        def chunks() -> tuple[str, ...]:
-            return state_index({LOCAL: moved.sub_(delta(outer, local))}).vector(LOCAL).chunks
-
-        return await self._context.compute.serve(chunks)
+        return await self._context.compute.serve(lambda: moved.sub_(delta(outer, local)))
 
     async def _check_optimizer(
         self, audit: Audit, answer: AuditAnswer, first: ShownState, memory: tuple[VectorIndex, ...]
@@ -210,15 +246,20 @@ class Checks:
             prove = partial(prove_start, work, letter, first, shown_state(answer.followed, ended))
             raise Differs("its optimizer does not go on from the work that it names", self._proof(audit, prove, letter))
 
-    async def payload(self, audit: Audit, answer: AuditAnswer, last: StateIndex, head: Head, outer: Tensor) -> None:
-        """Check that the payload was made of the last state."""
-        work, error = audit.work, None
-        local = (await self.pulled(audit.peer, last, {LOCAL}))[LOCAL]
+    async def payload(self, audit: Audit, answer: AuditAnswer, last: StateIndex, begun: Begun) -> str | None:
+        """Check that the payload was made of the last state; return why no training leads there, if none does.
+
+        Args:
+            begun: the last segment.
+        """
+        work, error, outer, head = audit.work, None, begun.outer, begun.heads[-1]
+        local = (await self.pulled(audit, last, {LOCAL}))[LOCAL]
         if work.error is not None:
-            index = await self.listed(audit.peer, Digest(work.error))
+            index = await self.listed(audit, Digest(work.error), 2 * outer.numel())
             if index.shape.keys() != {ERROR} or index.shape[ERROR] > 2 * outer.numel():
                 raise Differs("what its codec had left before is no such thing")
-            error = (await self.pulled(audit.peer, index))[ERROR]
+            error = (await self.pulled(audit, index))[ERROR]
+        why = await self._too_far(audit, answer, begun, local, work.segments[-1].num_steps)
         try:
             parts, left = await self._context.compute.serve(lambda: self._encoded(work, head, outer, local, error))
         except (NotFinite, RuntimeError, ValueError) as failure:  # of its numbers, or of how many there are
@@ -228,6 +269,7 @@ class Checks:
             raise Differs("its payload is not what its training steps came to", found)
         if left != work.left:
             raise Differs("what its codec left is not what it says")
+        return why
 
     def _encoded(
         self, work: Work, head: Head, outer: Tensor, local: Tensor, error: Tensor | None
@@ -235,6 +277,44 @@ class Checks:
         run, scope = self._replica.run, self._replica.scope
         encoded, left = payload_of_end(run, head, scope, Round(work.round), outer, local, error)
         return encoded, named_error(left)
+
+    async def drawn_from(self, audit: Audit, answer: AuditAnswer, begun: Begun) -> tuple[dict[str, Tensor], str | None]:
+        """Return the state that the steps begin with, and why no training leads to it, if none does.
+
+        Args:
+            begun: their segment.
+        """
+        run = self._replica.run
+        index = await self.index(audit, answer.before, audit.link.before, audit.work)
+        state = await self.pulled(audit, index)
+        held = {name: vector.numpy() for name, vector in state.items()}
+        possible = await self._context.compute.serve(
+            lambda: is_possible(run.optimizer, run.clip, audit.num_before, held)
+        )
+        if not possible:
+            return state, UNLEFT
+        return state, await self._too_far(audit, answer, begun, state[LOCAL], audit.link.first)
+
+    async def _too_far(
+        self, audit: Audit, answer: AuditAnswer, begun: Begun, local: Tensor, num_steps: int
+    ) -> str | None:
+        """Return why parameters are none that so many steps of a segment lead to; None: they may be."""
+        work, number, run, head = audit.work, begun.number, self._replica.run, begun.heads[begun.number]
+        if len(self.shape) == 1:
+            return None  # without an optimizer that keeps anything, nothing tells how long its steps are
+        start = begun.outer
+        if number:
+            at = state_before(work.segments, self.trace_every, number) - 1
+            ended = await self.index(audit, answer.ends[number - 1], at, work)
+            start = await self._moved(audit, ended, begun.heads[number - 1], head)
+        num_before = work.num_before + sum(segment.num_steps for segment in work.segments[:number])
+        holder = PeerId(work.segments[number].holder)
+
+        def is_near() -> bool:
+            made = list(rates(head.manifest, head.charter, holder, num_steps))
+            return is_within(run.optimizer, run.clip, made, num_before, start.numpy(), local.numpy())
+
+        return None if await self._context.compute.serve(is_near) else TOO_FAR
 
     # --- what is fetched of the worker ---
 
@@ -244,21 +324,27 @@ class Checks:
             raise NotShown("it does not show a state that it has named")
         if not is_named(Digest(work.trace), work.segments, self.trace_every, number, named):
             raise NotShown("it shows a state that it has not named")
-        index = await self.listed(audit.peer, Digest(named.state))
+        index = await self.listed(audit, Digest(named.state))
         if index.shape != self.shape:
             raise Differs("what it has named is no state of this model")
         return index
 
-    async def listed(self, peer: PeerId, name: Digest) -> StateIndex:
-        """Return what a peer has named by a digest."""
-        data = await self._context.node.fetch_small(peer, name, MAX_INDEX_NBYTES)
+    async def listed(self, audit: Audit, name: Digest, num: int | None = None) -> StateIndex:
+        """Return what a worker has named by a digest.
+
+        Args:
+            num: of how many numbers it is, at most; None: of as many as a state has.
+        """
+        num = sum(self.shape.values()) if num is None else num
+        most = LISTED_NBYTES + CHUNK_LISTED_NBYTES * -(-4 * num // CHUNK_NBYTES)
+        data = await in_time(audit, self._context.node.fetch_small(audit.peer, name, most))
         try:
             return decode(data, StateIndex, max_nbytes=MAX_INDEX_NBYTES)  # type: ignore[no-any-return]
         except WireError as error:
             raise Differs(f"what it has named is no state: {error}") from None
 
-    async def pulled(self, peer: PeerId, index: StateIndex, names: set[str] | None = None) -> dict[str, Tensor]:
-        """Return vectors of an index, all fetched of one peer."""
+    async def pulled(self, audit: Audit, index: StateIndex, names: set[str] | None = None) -> dict[str, Tensor]:
+        """Return vectors of an index, all fetched of the worker."""
         wanted = [each for each in index.vectors if names is None or each.name in names]
         vectors = {each.name: torch.empty(each.num) for each in wanted}
 
@@ -266,12 +352,12 @@ class Checks:
             piece = torch.frombuffer(bytearray(data), dtype=torch.float32)
             vectors[name][start : start + len(piece)] = piece
 
-        await self._client.pull(index, [peer], put, names)
+        await in_time(audit, self._client.pull(index, [audit.peer], put, names))
         return vectors
 
     async def outer(self, audit: Audit, head: Head) -> Tensor:
         """Return the run's parameters after a manifest."""
-        return (await self.pulled(audit.peer, StateIndex(vectors=(head.outer,))))[OUTER]
+        return (await self.pulled(audit, StateIndex(vectors=(head.outer,))))[OUTER]
 
     # --- evidence ---
 
@@ -290,8 +376,8 @@ class Checks:
         try:
             payload = [await self._part(audit, each, own) for each, own in zip(parts, right, strict=True)]
             named = answer.begins[0], answer.last
-            first, last = [shown_state(each, await self.listed(audit.peer, Digest(each.state))) for each in named]
-        except (Differs, PeerError, NetError, Refused):
+            first, last = [shown_state(each, await self.listed(audit, Digest(each.state))) for each in named]
+        except (Differs, NotShown, PeerError, NetError, Refused):
             return None
         before, after = (each.numpy() for each in vectors)
         return await self._context.compute.serve(
@@ -303,7 +389,7 @@ class Checks:
     async def _part(self, audit: Audit, wanted: Digest, own: Buffer) -> Buffer:
         """Return a part of the work's payload, which is no longer than this machine's own."""
         num, node = memoryview(own).nbytes, self._context.node
-        return await node.fetch_within(audit.peer, wanted, num, room) if num else b""
+        return await in_time(audit, node.fetch_within(audit.peer, wanted, num, room)) if num else b""
 
     def _proof(self, audit: Audit, prove: Callable[[], Falsehood], *more: Signed | None) -> Warrant | None:
         """Return what shows that a work is false.
@@ -313,3 +399,21 @@ class Checks:
         """
         letters = [letter for letter in (self._works.signed(audit.name), *more) if letter is not None]
         return proof(letters, prove) if len(letters) == 1 + len(more) else None
+
+
+async def in_time(audit: Audit, fetch: Coroutine[Any, Any, T]) -> T:
+    """Return what is fetched of a worker.
+
+    Raises:
+        NotShown: it has delivered for as long as it may: a byte now and then is no answer.
+    """
+    task = asyncio.ensure_future(fetch)
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=LOOK_S)
+            if not task.done() and audit.until():
+                raise NotShown("it has not delivered in time what it has named")
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -120,10 +120,13 @@ class Heads:
         noted_at = self._noted_at.get(round)
         return newest - round <= num_rounds or (noted_at is not None and now - noted_at <= num_s)
 
-    def last_counted(self, peer: PeerId, before: Round) -> Round | None:
-        """Return the last round before this one that has counted a peer's own work, as far as is known here."""
-        rounds = (head.manifest for head in reversed(self._kept.values()) if head.manifest.round < before)
-        return next((each.round for each in rounds if own_work(each, peer) is not None), None)
+    def last_counted(self, peer: PeerId, manifest: Digest) -> Round | None:
+        """Return the last round before a manifest, of those that it stands on, that has counted a peer's own work, as
+        far as is known here."""
+        found = self._before(manifest)
+        while found is not None and own_work(found.manifest, peer) is None:
+            found = self._before(digest_of(found.manifest))
+        return None if found is None else found.manifest.round
 
     @property
     def oldest(self) -> Round | None:
@@ -152,6 +155,13 @@ class Heads:
         """Return who may be drawn to look at what a manifest names of a member; nobody: that is not known here."""
         before = self._before(manifest)
         return () if before is None else quarantine.judges(before.charter, before.manifest.members, peer)
+
+    def was_cleared(self, manifest: Digest, work: Digest) -> bool:
+        """Return whether others had found nothing wrong with a work of a newcomer, before a manifest that counts it."""
+        before = self._before(manifest)
+        return before is not None and any(
+            each.work == work and each.is_cleared is True for each in before.charter.quarantined or ()
+        )
 
     def _before(self, manifest: Digest) -> Head | None:
         found = self._kept.get(manifest)

@@ -9,25 +9,28 @@
 Nothing is opened before this machine has come to something of its own, and what it finds is found of that. What is not
 shown is asked for again, and in the end has got no answer: that is never a difference.
 
-What members tell each other is looked into by each for itself, once, unless who tells it was wrong too often.
+What members tell each other is looked into by each for itself, once, unless who tells it was wrong too often, or has
+said too often that it got no answer, which costs nothing.
 """
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
-from weft.ids import Digest, PeerId
+from weft.ids import Digest, PeerId, Round
 from weft.peer.audit.outcome import Found
 from weft.peer.messages import NamedState
 from weft.sync.records import quarantine
 from weft.sync.records.acts import Warrant
-from weft.sync.records.charter import Charter
+from weft.sync.records.charter import UNANSWERED_FOR, Charter
 from weft.sync.records.messages import Manifest, works_in
 from weft.sync.records.work import Segment, is_state
 from weft.verify.draw import drawn
 from weft.wire import Signed
 
 Phase = Literal["asking", "making", "opening", "comparing", "ended"]
+MOST_LOOKS = 16  # at what one member got no answer of, in as many rounds as that counts
 MOST_FALSE = 3  # accusations of one member that this peer could not find true: it looks into no more
 
 
@@ -157,7 +160,7 @@ def chosen(
     ticket: Signed,
     judges: Callable[[PeerId], Collection[PeerId]],
     times: Callable[[PeerId], float],
-    has_waited: Callable[[Digest], bool],
+    was_cleared: Callable[[Digest], bool],
 ) -> Iterator[tuple[PeerId, Digest, float, int]]:
     """Yield whose works the signer of a ticket audits of a decided round, their names, and at what rate and of how many
     it was drawn.
@@ -166,14 +169,15 @@ def chosen(
         charter: after the manifest.
         judges: who may be drawn for what a peer has brought.
         times: as often as others a peer is audited.
-        has_waited: whether a work was looked at before, as it waited.
+        was_cleared: whether a majority has looked at a work before, as it waited. That it has waited once says nothing:
+            another may have been brought in its place.
     """
     me, held = ticket.signer, {each.work for each in manifest.held or ()}
     assert charter.audits
     for peer, name in works_in(manifest):
         if peer == me or (name in held and me in quarantine.members(charter)):
             continue
-        if name not in held and has_waited(name):
+        if name not in held and was_cleared(name):
             continue
         among = judges(peer)
         rate = len(among) - 1.0 if name in held else times(peer) * charter.audits.rate
@@ -191,6 +195,21 @@ def is_heard(me: PeerId, by: PeerId, about: PeerId, num_false: Mapping[PeerId, i
         num_false: how often each was wrong.
     """
     return me not in (by, about) and num_false.get(by, 0) < MOST_FALSE
+
+
+class Looks:
+    """How often one has looked again because of what others got no answer of."""
+
+    def __init__(self) -> None:
+        self._at = dict[PeerId, deque[Round]]()  # of each, the rounds of the last times
+
+    def may(self, by: PeerId, round: Round) -> bool:
+        """Return whether one looks once more because of a member, and note it."""
+        at = self._at.setdefault(by, deque(maxlen=MOST_LOOKS))
+        if len(at) == MOST_LOOKS and at[0] + UNANSWERED_FOR > round:
+            return False
+        at.append(round)
+        return True
 
 
 def is_told(found: Found) -> bool:

@@ -4,6 +4,7 @@
                what that came to: others may need either
     decided    each peer notes the parts whose owners it has heard to say the very result that the manifest names, of
                the very plan: a leader can put any result beside anybody's name
+    told       who has found a fault shows others what the owner has said, which need not have told all
     drawn      by the ticket's signature, and the result's digest
     fetched    what each contribution has of the part, and what false works have of it that are taken out, from who
                brought it, the owner, or who has found a fault
@@ -22,29 +23,35 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from weft.codec.codec import Codec, size_of
 from weft.data.store import write_atomically
 from weft.errors import DataError, DiskFull, NetError, PeerError, Refused, WireError
 from weft.events import Notice
 from weft.ids import Digest, PeerId, Round, short
+from weft.keys import verify
 from weft.peer.audit.counters import Counters
 from weft.peer.audit.heads import Head, Heads
 from weft.peer.audit.kept import Kept, is_plan_of, room
+from weft.peer.audit.looking import Looks
 from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, ASK_AGAIN_S, Found, Patience
 from weft.peer.audit.proofs.proving import of_merge
 from weft.peer.context import Context
+from weft.peer.messages import MergedAnswer, MergedRequest
 from weft.peer.round.driver import RoundDriver
 from weft.peer.state.replica import Replica
 from weft.sync.merge import reduce
 from weft.sync.merge.counter import Piece
 from weft.sync.merge.counter import wanted as wanted_of
 from weft.sync.records.acts import Finding, Warrant
-from weft.sync.records.messages import Base, Certificate, Collect, Manifest, next_base
+from weft.sync.records.messages import Base, Certificate, Collect, Manifest, Merged, RoundNote, next_base
 from weft.sync.records.parts import cut
 from weft.tasks import Tasks
 from weft.verify.draw import drawn
-from weft.wire import Buffer, Record, Signed, decode, digest_of, encode
+from weft.wire import Buffer, Record, Signed, decode, digest_of, encode, unseal
 
+CALL_S = 20.0
 MAX_HEARD_NBYTES = 4 << 20  # of a round: with 32 members a plan has 70 kB, a manifest less
 
 
@@ -67,6 +74,21 @@ class Heard(Record, frozen=True, kw_only=True):
     plan: Collect  # with the digests of all parts
     parts: tuple[int, ...]  # whose owners have said of this plan what the manifest names
     letters: tuple[Signed | None, ...] = ()  # of these parts: what the owners have signed
+
+
+def is_word_of(letter: Signed, known: Heard, part: int) -> bool:
+    """Return whether the owner of a part has signed this of what a round has counted, and of the same plan."""
+    result, manifest = known.manifest.parts[part], known.manifest
+    try:
+        note = unseal(letter, RoundNote, verify)
+    except WireError:
+        return False
+    said = note.message
+    is_here = (letter.signer, note.branch, note.round) == (result.owner, manifest.branch, manifest.round)
+    if not isinstance(said, Merged) or not is_here:
+        return False
+    named = said.part, said.result, said.plan, said.head
+    return named == (part, result.result, digest_of(known.plan), manifest.previous)
 
 
 class Merges:
@@ -101,8 +123,10 @@ class Merges:
             kept.note(each.manifest.round, each.plan)
         self._shown = dict[Digest, tuple[Round, Mapping[Digest, Buffer]]]()  # by the result that has a fault
         self._begun = dict[tuple[Digest, int], Round]()
+        self._looks = Looks()
         self._one_at_a_time = asyncio.Lock()  # each holds as much as a payload
         rounds.on_decided(self._decided)
+        context.node.serve(MergedRequest, self._on_request)
         context.node.serve_blobs(self._lookup, is_patient=True)
 
     def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
@@ -133,10 +157,13 @@ class Merges:
         )
         name, by = digest_of(manifest), digest_of(plan)
         letters = tuple(self._rounds.inbox.merged(manifest.parts[part].owner, part, by) for part in heard)
-        self._known[name] = Heard(manifest=manifest, plan=plan, parts=heard, letters=letters)
+        self._keep(name, Heard(manifest=manifest, plan=plan, parts=heard, letters=letters))
         self._kept.note(manifest.round, plan)
+
+    def _keep(self, name: Digest, heard: Heard) -> None:
+        self._known[name] = heard
         try:
-            write_atomically(self._heard / name, [encode(self._known[name])], is_synced=False)
+            write_atomically(self._heard / name, [encode(heard)], is_synced=False)
         except (DiskFull, DataError) as error:
             self._context.emit(Notice(text=f"started again, this peer could not audit parts of before: {error}"))
 
@@ -170,8 +197,35 @@ class Merges:
             if verdict.before < len(parts) and parts[verdict.before].result == verdict.work:
                 owner, accuser = parts[verdict.before].owner, letter.signer if verdict.outcome == "differs" else None
                 again = Merge(name, verdict.round, verdict.before, owner, Digest(verdict.work), accuser)
-                return owner == verdict.peer and self._begin(again)
+                is_new = (name, again.part) not in self._begun
+                if accuser is None and is_new and not self._looks.may(letter.signer, newest):
+                    return True
+                if owner != verdict.peer:
+                    return False
+                if again.part not in known.parts:
+                    self._tasks.spawn(self._learn(again, letter.signer))
+                return again.part not in known.parts or self._begin(again)
         return False
+
+    async def _on_request(self, _peer: PeerId, request: MergedRequest) -> MergedAnswer:
+        known = self._known.get(Digest(request.manifest))
+        letters = {} if known is None else dict(zip(known.parts, known.letters, strict=False))
+        return MergedAnswer(letter=letters.get(request.part))
+
+    async def _learn(self, merge: Merge, by: PeerId) -> None:
+        """Merge a part again whose owner this peer has not heard, once another shows what that has said of it."""
+        request = MergedRequest(manifest=merge.manifest, part=merge.part)
+        try:
+            answer = await self._context.node.call(by, request, MergedAnswer, deadline_s=CALL_S)
+        except (PeerError, NetError, Refused):
+            return
+        known = self._known.get(merge.manifest)
+        if known is None or answer.letter is None or not is_word_of(answer.letter, known, merge.part):
+            return
+        if merge.part not in known.parts:
+            parts, letters = (*known.parts, merge.part), (*known.letters, answer.letter)
+            self._keep(merge.manifest, replace(known, parts=parts, letters=letters))
+        self._begin(merge)
 
     def _begin(self, merge: Merge) -> bool:
         """Return whether it is or was looked at here."""

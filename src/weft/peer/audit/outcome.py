@@ -1,6 +1,8 @@
 """What an audit comes to, and how long one waits for it.
 
-An answer may take some rounds and some seconds, both: rounds may be short, and a peer that was killed comes back.
+An answer may take some rounds and some seconds, both: rounds may be short, and a peer that was killed comes back. Who
+answers, and then is slow, is given as much again, twice. What an auditor says after all of that is still looked into by
+others, and what they ask for is still there (`weft.peer.audit.trace`).
 """
 
 from dataclasses import dataclass
@@ -13,6 +15,8 @@ from weft.verify.calibration import Apart, Unlike
 
 ANSWER_ROUNDS, ANSWER_S = 4, 30.0
 ASK_AGAIN_S = 1.0
+MAX_CAME = 2  # answers that give a worker more time: it may answer for ever, and let nothing be fetched
+TOLD_ROUNDS, TOLD_S = (1 + MAX_CAME) * ANSWER_ROUNDS + 1, (1 + MAX_CAME) * ANSWER_S + 15.0  # for what one auditor takes
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,17 @@ def unlike_told(unlike: Unlike) -> RoundsUnlike:
 
 
 class Patience:
-    """From now on."""
+    """From now on.
 
-    def __init__(self, rounds: RoundDriver, clock: Clock) -> None:
+    Args:
+        times: as long as for one answer.
+    """
+
+    def __init__(self, rounds: RoundDriver, clock: Clock, times: int = 1) -> None:
         self._rounds = rounds
         self._clock = clock
-        self._last_round, self._last_s = rounds.chain.head.round + ANSWER_ROUNDS, clock.now() + ANSWER_S
+        self._last_round = rounds.chain.head.round + times * ANSWER_ROUNDS
+        self._last_s = clock.now() + times * ANSWER_S
 
     @property
     def is_over(self) -> bool:

@@ -59,8 +59,8 @@ from weft.verify.suspicion import TIMES
 from weft.wire import Buffer, Signed, claimed, digest_of, encode, seal, unseal
 
 MAX_FAILED = 64
+MAX_ASKED = 2  # places in one work that an auditor is shown by one signer's tickets: started again, it may hear another
 MAX_WAITING = 8  # audits that wait for this machine to make the steps again
-MAX_ASKED = 2  # places in one work that one auditor may ask for: its draw, and what another doubts
 MAX_SHOWN_NBYTES = 512 << 20  # where all of them take no more than that, more audits at a time than `MAX_SHOWN`
 SHOWN_S = 20.0  # what nobody has asked for so long may make room
 
@@ -139,7 +139,8 @@ class Worker:
         self._tasks = tasks
         self._shown: dict[tuple[Digest, int], _Shown] = {}  # by the work's name and the link, oldest first
         self._making: dict[tuple[Digest, int], asyncio.Task[None]] = {}
-        self._asked: dict[tuple[PeerId, Digest], set[int]] = {}  # states that each auditor has asked for
+        # States that each auditor was shown of a work, by what itself has drawn or another doubts.
+        self._asked: dict[tuple[Digest, PeerId, str, PeerId], set[int]] = {}
         self._failed: dict[tuple[Digest, int], str] = {}  # what cannot be shown, and why
         context.node.serve_blobs(self._lookup, is_patient=True)
         context.node.serve(AuditRequest, self._on_request)
@@ -198,7 +199,7 @@ class Worker:
         if isinstance(due, str):
             return due
         told, link = due
-        asked = self._asked.setdefault((peer, told.name), set())
+        asked = self._asked.setdefault((told.name, peer, ticket.kind, ticket.signer), set())
         if link.before not in asked and len(asked) >= MAX_ASKED:
             return "it has shown this auditor enough of that work"
         asked.add(link.before)
@@ -397,8 +398,8 @@ class Worker:
         """Let go of what nobody can ask for any more."""
         for key in [key for key in self._shown if self._trace.known(key[0]) is None]:
             del self._shown[key]
-        for asker in [asker for asker in self._asked if self._trace.known(asker[1]) is None]:
-            del self._asked[asker]
+        for place in [place for place in self._asked if self._trace.known(place[0]) is None]:
+            del self._asked[place]
 
     def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
         for shown in self._shown.values():

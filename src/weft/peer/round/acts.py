@@ -244,7 +244,8 @@ class PendingActs:
             read = governance.read_lie(lie)
         except Void:
             return
-        if read.run not in (None, self._chain.base.run):
+        base = self._chain.base
+        if read.run not in (None, base.run) or not governance.may_be_of(read.round, base.round):
             return
         self._lies[peer], self._aware[peer] = lie, set() if sender is None else {sender}
         self._save_lies()
@@ -370,7 +371,8 @@ class PendingActs:
             raise Void(why_not)
 
     def _majorities_for_rewind(self) -> Iterator[acts.Warrant]:
-        electorate = self._chain.base.electorate
+        base = self._chain.base
+        electorate = rewinds.voters(base.charter, base.electorate)
         for target in sorted({target for target, _ in self._for_rewind}):
             cast = [self._for_rewind[target, peer] for peer in electorate if (target, peer) in self._for_rewind]
             if governance.is_majority(len(cast), len(electorate)):

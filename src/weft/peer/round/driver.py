@@ -362,6 +362,7 @@ class RoundDriver:
         self.quorum.go_to(head.branch)
         self.chain.restart(head, charter)
         self.inbox.claims.restart(head, charter)
+        self.works.restart()
         self.acts.follow(head)
 
     def give_up(self) -> None:

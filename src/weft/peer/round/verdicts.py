@@ -5,6 +5,9 @@
                there are some (`quarantine.judges`); what a member in quarantine has brought they alone find right
     still      what can come to something after a round
 
+Of one member no more than `MAX_VERDICTS` are kept: those that it got no answer give way first, then the oldest. So
+nobody can be kept from saying what it finds by others who give it no answers.
+
 Who has left or was struck out is counted no more: verdicts are of who is a judge when they are counted. Of who was
 struck out by evidence they can still say what a round has counted of the false work.
 """
@@ -60,9 +63,20 @@ def kept(cast: Cast, base: Base, letter: Signed) -> Cast:
         raise Void("who is in quarantine itself clears nobody")
     if not may_judge(base, judged, is_weighed=verdict.weighed is not UNSET):
         raise Void("it finds no fault, or the fault is dealt with")
-    if sum(voter in each for each in cast.values()) >= MAX_VERDICTS:
+    mine = sorted((each for each in cast if voter in cast[each]), key=_weight)
+    if len(mine) < MAX_VERDICTS:
+        return {**cast, judged: {**cast.get(judged, {}), voter: letter}}
+    if _weight(judged) < _weight(mine[0]):
         raise Void(f"{MAX_VERDICTS} verdicts of {short(voter)} wait already")
-    return {**cast, judged: {**cast.get(judged, {}), voter: letter}}
+    rest = {by: each for by, each in cast[mine[0]].items() if by != voter}
+    left = {**cast, mine[0]: rest} if rest else {each: cast[each] for each in cast if each != mine[0]}
+    return {**left, judged: {**left.get(judged, {}), voter: letter}}
+
+
+def _weight(judged: Judged) -> tuple[bool, Round, Judged]:
+    """Return what tells which of two verdicts of one member gives way: the same on all machines, in whatever order they
+    come."""
+    return judged.outcome != "unanswered", judged.round, judged
 
 
 def still(cast: Cast, base: Base) -> Cast:

@@ -2,6 +2,8 @@
 for where one is missing, served to who lacks it.
 
 Nobody votes for a manifest that counts a work it has not seen: whoever is drawn to audit must know what was claimed.
+Nor for one that counts training steps again: what a peer brings begins where the last round that counted it ended, or
+later. A name alone would not tell, for the same words can be signed in many ways, and so have many names.
 """
 
 from collections.abc import Iterable
@@ -10,17 +12,18 @@ from contextlib import suppress
 from msgspec import UNSET
 
 from weft.errors import NetError, PayloadError, PeerError, Refused, WireError
-from weft.ids import Digest, PeerId, Round, short
+from weft.ids import BranchId, Digest, PeerId, Round, short
 from weft.keys import verify
 from weft.net.node import Node
 from weft.peer.chain import Chain
-from weft.sync.records.messages import Base, Counted, Manifest, Ready, payload_of, works_in
+from weft.sync.records.messages import Base, Counted, Manifest, Ready, own_work, payload_of, works_in
 from weft.sync.records.work import Work
 from weft.wire import Buffer, Signed, Verify, decode, digest_of, encode, unseal
 
 MAX_NBYTES = 16 << 10  # of a signed work: eight segments take 2 kB
 MAX_KEPT = 64  # of one peer: a round counts one
 MAX_COUNTED = 4096
+MAX_LAST = 1024  # peers and branches: four times as many as members
 MAX_TRAVELLING = 64  # rounds for which a payload may be on its way
 
 
@@ -33,6 +36,7 @@ class Works:
         self._verify = check
         self._kept: dict[Digest, tuple[Signed, Work]] = {}  # oldest first
         self._counted: dict[Digest, None] = {}  # that rounds have counted, oldest first
+        self._last = dict[tuple[BranchId, PeerId], Round]()  # that has counted own work of a peer, on a branch
         self._is_serving = False
 
     def follow(self, manifest: Manifest) -> None:
@@ -40,6 +44,16 @@ class Works:
         self._counted |= {Digest(each.work): None for each in manifest.contributions if each.work}
         for forgotten in list(self._counted)[:-MAX_COUNTED]:
             del self._counted[forgotten]
+        for each in manifest.contributions:
+            if own_work(manifest, PeerId(each.peer)) is not None:
+                self._last.pop((manifest.branch, PeerId(each.peer)), None)
+                self._last[manifest.branch, PeerId(each.peer)] = manifest.round
+        for old in list(self._last)[:-MAX_LAST]:
+            del self._last[old]
+
+    def restart(self) -> None:
+        """Go on from another head: what this peer has followed up to now may have been something else."""
+        self._last.clear()
 
     def hear(self, base: Base, peer: PeerId, ready: Ready) -> bool:
         """Keep what is announced; return whether it is what such an announcement has to say."""
@@ -62,6 +76,8 @@ class Works:
         if (work.run, work.branch) != (base.run, base.branch) or name in self._counted:
             return False
         if not is_in_order(work) or not 0 <= base.round - work.round <= MAX_TRAVELLING:
+            return False
+        if work.segments[0].round < self._last.get((base.branch, PeerId(work.peer)), 0):
             return False
         return all(self._chain.may_be(Round(each.round), Digest(each.head)) for each in work.segments)
 

@@ -16,11 +16,14 @@ A round that was dropped is no round to go back to. The last one, s, is: what ho
 the same votes never make a run go back twice.
 """
 
+from collections.abc import Sequence
+
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from weft.errors import WireError
-from weft.ids import Digest, Round
+from weft.ids import Digest, PeerId, Round
+from weft.sync.records import quarantine
 from weft.sync.records.acts import Act, Rewind, RewindBallot
 from weft.sync.records.ancestry import Fork
 from weft.sync.records.charter import MAX_REWOUND, Charter, Rewound
@@ -71,6 +74,15 @@ def is_dropped(charter: Charter, round: Round) -> bool:
 def is_behind(charter: Charter, fork: Fork) -> bool:
     """Return whether a branch that began at `fork` has gone back to before that."""
     return any(each.to + 1 < fork.round <= each.at for each in charter.rewound or ())
+
+
+def voters(charter: Charter, electorate: Sequence[PeerId]) -> tuple[PeerId, ...]:
+    """Return of whom more than half bring a run back: of the settled members, for to go back moves parameters, too.
+
+    Where there is only one, of all members: one alone brings nobody back.
+    """
+    settled = quarantine.settled(charter, electorate)
+    return tuple(peer for peer in electorate if peer in settled or len(settled) < quarantine.MIN_JUDGES)
 
 
 def target(rewind: Rewind) -> Target:

@@ -79,6 +79,11 @@ def nbytes(codec: Known, num: int) -> int:
     return sum(_sections(codec, num))
 
 
+def lengths(codec: Known, num: int) -> list[int]:
+    """Return how many numbers an encoding may have that is as long as one of `num`."""
+    return [each for each in (num - 1, num, num + 1) if each > 0 and nbytes(codec, each) == nbytes(codec, num)]
+
+
 def spans(codec: Known, num: int, here: range) -> tuple[range, ...]:
     """Return where the bytes of a block lie."""
     scales, _ = _sections(codec, num)

@@ -74,6 +74,10 @@ def read(letters: Sequence[Signed], shown: bytes, verify: Verify = verify) -> Li
             return _read(letters, false, verify)
     except WireError as error:
         raise Unproven(str(error)) from None
+    except Unproven:
+        raise
+    except (ArithmeticError, LookupError, ValueError) as error:  # of a ground that its signer has made up
+        raise Unproven(f"what is shown does not fit together: {error}") from None
 
 
 def _read(letters: Sequence[Signed], false: AnyFalse, verify: Verify) -> Lie:

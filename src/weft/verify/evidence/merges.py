@@ -6,7 +6,8 @@
     block      of the result, and of what each has brought; its mean, encoded, is not what the result has
 
 The last piece of the result says how long that is, and so how many numbers the part has: an owner that merges has seen
-that all that was brought is as long.
+that all that was brought is as long. Two codes of int4 are one byte, so the part may have one number less or one more:
+what is false has to be so of both.
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from weft.sync.method.choices import Choices
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Collect, Manifest, Merged, RoundNote
 from weft.sync.records.weights import awaited_weight, weight_of
-from weft.verify.evidence.blocks import Known, decoded, encoded, first_other, known, nbytes, place, spans
+from weft.verify.evidence.blocks import Known, decoded, encoded, first_other, known, lengths, nbytes, place, spans
 from weft.verify.evidence.records import FalseMerge, Ground
 from weft.verify.evidence.shown import Book, Unproven, Window, window
 from weft.verify.evidence.works import stands_on
@@ -45,19 +46,23 @@ def check_merge(note: RoundNote, shown: FalseMerge) -> str:
     codec, reply = _codecs(charter.settings.method, plan)
     if len(shown.brought) != len(plan.contributions):
         raise Unproven("what each has brought is to be shown")
+    if any(len(each.parts) <= merged.part for each in plan.contributions):
+        raise Unproven("what each has brought has no such part")
     here, book = place(reply, shown.num, shown.block), Book()
     result, total = Digest(merged.result), nbytes(reply, shown.num)
     start = CHUNK_NBYTES * (num_chunks(total) - 1)
     book.read(result, total, range(start, total), shown.end)
     has = _read(book, result, reply, shown.num, here, shown.merged)
-    vectors = [
-        decoded(codec, _read(book, Digest(each.parts[merged.part]), codec, shown.num, here, one), len(here))
+    brought = [
+        _read(book, Digest(each.parts[merged.part]), codec, shown.num, here, one)
         for each, one in zip(plan.contributions, shown.brought, strict=True)
     ]
     book.close()
-    mean = _mean(manifest, charter, plan, vectors)
-    if not np.isfinite(mean).all() or encoded(reply, mean) == has:
-        raise Unproven("the block is the mean of what was brought")
+    for num in lengths(reply, shown.num):
+        there = place(reply, num, shown.block)
+        mean = _mean(manifest, charter, plan, [decoded(codec, each, len(there)) for each in brought])
+        if not np.isfinite(mean).all() or encoded(reply, mean) == has:
+            raise Unproven("the block is the mean of what was brought")
     return "it has merged something else than what was brought"
 
 

@@ -13,12 +13,12 @@ from unit.peer.audit.test_heads import STATE, a_row
 from unit.sync.test_governance_audits import ACCUSED, OTHERS, finding
 from weft.clock import VirtualClock
 from weft.errors import DeadlineExceeded, PayloadError, Refused
-from weft.ids import Digest, Round, Tokens
+from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.audit import checks
-from weft.peer.audit.auditor import Auditor
+from weft.peer.audit.auditor import MAX_DOUBTING, Auditor
 from weft.peer.audit.checks import Audit, Checks, NotShown
 from weft.peer.audit.heads import Heads
-from weft.peer.audit.outcome import ANSWER_S, Found
+from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, MAX_CAME, Found
 from weft.peer.messages import AuditAnswer
 from weft.sync.records.charter import AuditTerms
 from weft.sync.records.messages import Counted
@@ -29,6 +29,7 @@ from weft.wire import digest, digest_of, seal
 
 ME, ACCUSER, SECOND = OTHERS[:3]
 NAME = digest(b"the signed work")
+ANSWERED = (1 + MAX_CAME) * ANSWER_ROUNDS  # rounds in which a worker may be slow
 WORK = Work(
     run="ab" * 32,
     branch="ab" * 32,
@@ -82,15 +83,15 @@ def test_a_work_that_is_doubted_while_it_is_asked_for_is_audited_as_it_was_drawn
         tasks = Tasks()
         kept: Any = None
         made = Auditor(context, trainer, replica, rounds, heads, kept, sealing, tasks, lambda _audit, _found: None)
-        for who, verdict in doubts:
+        for who, verdict in (*doubts, (ACCUSER, finding(ACCUSER, round=1, before=7, work=NAME))):
             assert made.look_again(seal(who, verdict), verdict)
         made.follow(second, seal(ME, draw), lambda _peer: 1.0)
         await asyncio.sleep(5.0)
         assert len(tasks) == 0
 
     clock.run(scenario())
-    assert [who for who, _ in begun] == [ACCUSER.peer, ME.peer], "of those who doubt it, the first"
-    assert begun[0] == (ACCUSER.peer, 3)
+    assert begun[:2] == [(ACCUSER.peer, 3), (SECOND.peer, 5)], "who doubts what is right first shields nothing else"
+    assert [who for who, _ in begun[2:]] == [ME.peer]
 
 
 @pytest.mark.parametrize(
@@ -143,3 +144,73 @@ def test_a_worker_that_answers_for_ever_and_shows_not_all_of_what_it_named_has_n
 
     clock.run(scenario())
     assert opened == [(NAME, 0, None)]
+
+
+def test_what_an_auditor_tells_after_all_the_time_that_a_worker_can_take_is_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that keeps the first who asks waiting would else be asked by nobody else."""
+    clock, begun = VirtualClock(), list[int]()
+    row = a_row(1 + ANSWERED + 2)
+    brings = Counted(peer=ACCUSED, tokens=Tokens(800), payload=digest(b"payload"), work=NAME)
+    row[0] = replace(row[0], contributions=(brings,))
+    heads = Heads(tmp_path / "heads.bin", lambda _event: None)
+    rules = replace(charter(1), audits=AuditTerms(rate=1.0, trace_every=1))
+    heads.note(row[0], rules, STATE, 0.0)
+    monkeypatch.setattr(checks, "shape_of", lambda _trainer: ())
+    monkeypatch.setattr(checks, "StateClient", lambda *_: None)
+    monkeypatch.setattr(Auditor, "_begin", lambda _self, _round, _name, _work, link, _ticket: begun.append(link.before))
+    chain = SimpleNamespace(head=row[ANSWERED])
+    rounds: Any = SimpleNamespace(chain=chain, works=SimpleNamespace(known=lambda _name: WORK))
+    context: Any = SimpleNamespace(node=SimpleNamespace(peer=ME.peer), clock=clock, compute=None)
+    stub: Any = SimpleNamespace(charter=rules)
+    made = Auditor(context, stub, stub, rounds, heads, stub, stub, Tasks(), lambda _audit, _found: None)
+    verdict = finding(ACCUSER, round=0, before=3, work=NAME)
+
+    async def scenario() -> None:
+        await asyncio.sleep((1 + MAX_CAME) * ANSWER_S)
+        assert made.look_again(seal(ACCUSER, verdict), verdict)
+        chain.head = row[ANSWERED + 2]
+        await asyncio.sleep(ANSWER_S)
+        assert not made.look_again(seal(SECOND, verdict), verdict), "what it needs may be there no more"
+
+    clock.run(scenario())
+    assert begun == [3]
+
+
+def test_what_one_member_doubts_is_looked_at_by_and_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each audit holds three states: all at once would be more than a machine has."""
+    clock, running, most = VirtualClock(), [0], dict[PeerId, int]()
+    row = a_row(1)
+    names = [digest(b"%d" % number) for number in range(6)]
+    brings = [Counted(peer=ACCUSED, tokens=Tokens(800), payload=digest(b"payload"), work=name) for name in names]
+    row[0] = replace(row[0], contributions=tuple(brings))
+    heads = Heads(tmp_path / "heads.bin", lambda _event: None)
+    rules = replace(charter(1), audits=AuditTerms(rate=1.0, trace_every=1))
+    heads.note(row[0], rules, STATE, 0.0)
+
+    async def look(_self: Any, audit: Audit) -> None:
+        running[0] += 1
+        who = audit.ticket.signer
+        most[who] = max(most.get(who, 0), running[0])
+        await asyncio.sleep(10.0)
+        running[0] -= 1
+
+    monkeypatch.setattr(checks, "shape_of", lambda _trainer: ())
+    monkeypatch.setattr(checks, "StateClient", lambda *_: None)
+    monkeypatch.setattr(Auditor, "look", look)
+    rounds: Any = SimpleNamespace(chain=SimpleNamespace(head=row[0]), works=SimpleNamespace(known=lambda _name: WORK))
+    context: Any = SimpleNamespace(node=SimpleNamespace(peer=ME.peer), clock=clock, compute=None)
+    stub: Any = SimpleNamespace(charter=rules, is_parked=False)
+
+    async def scenario() -> None:
+        tasks = Tasks()
+        made = Auditor(context, stub, stub, rounds, heads, stub, stub, tasks, lambda _audit, _found: None)
+        for number, name in enumerate(names):
+            verdict = finding(ACCUSER, round=0, before=number, work=name)
+            assert made.look_again(seal(ACCUSER, verdict), verdict)
+        await asyncio.sleep(31.0)
+        assert len(tasks) == 0
+
+    clock.run(scenario())
+    assert most == {ACCUSER.peer: MAX_DOUBTING}

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from charters import charter
@@ -93,3 +94,19 @@ def test_what_a_state_is_called_outlives_a_process(tmp_path: Path) -> None:
     heads = noted(tmp_path / "heads.bin")
     assert [head.index for head in heads.newest(2)] == [STATE, STATE]
     assert [head.manifest.round for head in heads.newest(2)] == [1, 2]
+
+
+def test_what_was_brought_in_the_place_of_what_waited_clears_only_itself(tmp_path: Path) -> None:
+    """Who is settled by other works may still bring the first, at which nobody has looked."""
+    new, first, second = PeerId("d" * 64), digest(b"replaced"), digest(b"cleared")
+    row = a_row(3)
+    waits = Quarantined(peer=new, left=1, work=second, round=Round(1))
+    heads = Heads(tmp_path / "heads.bin", lambda _event: None)
+    heads.note(replace(row[0], held=(HeldWork(peer=new, work=first),)), charter(1), STATE, 0.0)
+    for each, is_cleared in zip(row[1:], (UNSET, True), strict=True):
+        heads.note(each, replace(charter(1), quarantined=(replace(waits, is_cleared=is_cleared),)), STATE, 0.0)
+    after = replace(row[2], round=Round(3), previous=digest_of(row[2]))
+    heads.note(after, charter(1), STATE, 0.0)
+    assert heads.held_in(first) == 0
+    assert [heads.was_cleared(digest_of(each), second) for each in (row[2], after)] == [False, True]
+    assert not heads.was_cleared(digest_of(after), first)

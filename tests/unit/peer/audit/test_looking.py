@@ -8,13 +8,15 @@ from msgspec.structs import replace
 
 from charters import charter
 from unit.peer.snapshots import manifest
-from weft.ids import Digest, PeerId, Tokens
+from weft.ids import Digest, PeerId, Round, Tokens
 from weft.ledger.tree import Tree
 from weft.peer.audit.looking import (
     MOST_FALSE,
+    MOST_LOOKS,
     Came,
     Event,
     Looking,
+    Looks,
     Made,
     Measured,
     Missing,
@@ -30,7 +32,7 @@ from weft.peer.audit.looking import (
 from weft.peer.audit.outcome import Found
 from weft.peer.messages import NamedState
 from weft.sync.records import quarantine
-from weft.sync.records.charter import AuditTerms, Quarantined
+from weft.sync.records.charter import UNANSWERED_FOR, AuditTerms, Quarantined
 from weft.sync.records.messages import Counted, HeldWork
 from weft.sync.records.work import Segment
 from weft.wire import Signed, digest
@@ -126,3 +128,12 @@ def test_a_member_looks_at_what_it_is_drawn_for_of_others_and_at_all_that_waits(
 
 def test_who_is_in_quarantine_looks_at_nothing() -> None:
     assert looks_at(NEW, 1.0, often={A, B}) == ""
+
+
+def test_who_says_of_all_that_they_do_not_answer_makes_others_look_some_times_only() -> None:
+    looks, one, other = Looks(), PeerId("ab" * 32), PeerId("cd" * 32)
+    told = [looks.may(one, Round(round)) for round in range(8) for _ in range(4)]
+    assert told == [True] * MOST_LOOKS + [False] * (32 - MOST_LOOKS)
+    assert looks.may(other, Round(8))
+    assert not looks.may(one, Round(UNANSWERED_FOR - 1))
+    assert looks.may(one, Round(UNANSWERED_FOR)), "one of that many may look in vain"

@@ -88,9 +88,11 @@ def trial(tmp_path: Path) -> Trial:
     return Trial(tmp_path / "lies.bin")
 
 
-def lie(who: Identity = IDENTITIES[1]) -> Warrant:
+def lie(who: Identity = IDENTITIES[1], round: int = 5) -> Warrant:
     notes = (
-        RoundNote(branch=BASE.branch, round=Round(5), message=Accept(attempt=Attempt(1), manifest=Digest(digit * 64)))
+        RoundNote(
+            branch=BASE.branch, round=Round(round), message=Accept(attempt=Attempt(1), manifest=Digest(digit * 64))
+        )
         for digit in "ab"
     )
     return Warrant(letters=tuple(seal(who, note) for note in notes))
@@ -102,6 +104,13 @@ def test_nothing_is_kept_or_told_of_the_lies_of_keys_that_are_no_members(trial: 
     assert trial.acts.liars == ()
     assert trial.node.told() == trial.tell_again() == []
     assert trial.events == []
+
+
+def test_a_lie_in_a_round_to_come_is_not_kept_in_the_place_of_another(trial: Trial) -> None:
+    trial.acts.accuse(lie(round=BASE.round + 2), OTHER)
+    assert trial.acts.liars == ()
+    trial.acts.accuse(lie(), OTHER)
+    assert trial.acts.liars == (IDENTITIES[1].peer,)
 
 
 def test_a_lie_is_told_once_to_each_that_has_not_told_it(trial: Trial) -> None:

@@ -1,5 +1,6 @@
 """What members have found of each other's work: how long it counts, and that it outlives a process."""
 
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,9 +91,23 @@ def test_a_round_that_was_counted_as_unanswered_is_not_judged_again() -> None:
 
 
 def test_one_member_has_no_more_than_so_many_verdicts() -> None:
-    full = cast(*(found(OTHERS[0], work=digest(b"%d" % number)) for number in range(MAX_VERDICTS)))
+    full = cast(*(found(OTHERS[0], round=4, work=digest(b"%d" % number)) for number in range(MAX_VERDICTS)))
     with pytest.raises(Void, match="wait already"):
-        kept(full, AUDITED, found(OTHERS[0]))
+        kept(full, AUDITED, found(OTHERS[0], round=3))
+
+
+def test_nobody_is_kept_from_saying_what_it_finds_by_who_gives_it_no_answers() -> None:
+    silent = [found(OTHERS[0], "unanswered", work=digest(b"%d" % number)) for number in range(MAX_VERDICTS)]
+    other, false = found(OTHERS[1], "unanswered", work=digest(b"0")), found(OTHERS[0])
+    told = [*silent, other, false]
+    one, another = cast(*told), {}
+    for letter in [false, other, *reversed(silent)]:  # they are told again and again, and come in any order
+        with suppress(Void):
+            another = kept(another, AUDITED, letter)
+    assert one == another
+    assert sum(OTHERS[0].peer in each for each in one.values()) == MAX_VERDICTS
+    assert [by for each, by in one.items() if each.outcome == "differs"] == [{OTHERS[0].peer: false}]
+    assert sum(OTHERS[1].peer in each for each in one.values()) == 1, "nobody else's give way"
 
 
 def waiting(**more: Any) -> Base:

@@ -114,6 +114,21 @@ def test_one_that_a_round_has_counted_is_not_counted_again() -> None:
     assert not works.hear(BASE, WHO.peer, ready(signed))
 
 
+def test_training_steps_that_a_round_has_counted_are_not_counted_again_by_another_name() -> None:
+    """The same words are signed with another number, or the same lease is trained on with another optimizer."""
+    works: Any = Works(Others(), Chain(OPENING, AUDITED))  # type: ignore[arg-type]
+    signed, later = seal(WHO, work()), replace(BASE, round=Round(2))
+    works.follow(replace(counting(digest_of(signed)), round=Round(1)))
+    again, other = replace(signed, signature=bytes(64)), seal(WHO, work(trace=digest(b"other")))
+    works._verify = lambda *_: True
+    assert len({digest_of(each) for each in (signed, again, other)}) == 3
+    assert not any(works.hear(later, WHO.peer, ready(each)) for each in (again, other))
+    elsewhere = replace(later, branch=BranchId("ab" * 32))
+    assert works.hear(elsewhere, WHO.peer, ready(seal(WHO, work(branch=elsewhere.branch))))
+    works.restart()
+    assert works.hear(later, WHO.peer, ready(other))
+
+
 def test_many_works_of_one_peer_push_out_none_of_others() -> None:
     works: Any = Works(Others(), Chain(OPENING, AUDITED))  # type: ignore[arg-type]
     mine = seal(MEMBERS[2], work(peer=NAMES[2]))

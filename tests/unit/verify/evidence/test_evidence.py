@@ -21,7 +21,7 @@ from weft.sync.records.acts import MAX_CONTRADICTION_NBYTES, Ballot, Finding, Wa
 from weft.sync.records.charter import Body
 from weft.verify.evidence.evidence import read
 from weft.verify.evidence.shown import Unproven
-from weft.wire import decode, digest, encode, seal
+from weft.wire import decode, digest, digest_of, encode, seal
 
 
 def claim() -> Warrant:
@@ -171,3 +171,16 @@ def test_members_can_say_afterwards_what_is_to_be_taken_out() -> None:
     both = enact(rules(), BODY, (step(), found(weighed)))
     assert both.struck == ME.peer
     assert len(both.charter.false_works or ()) == 1
+
+
+def test_a_ground_that_its_signer_has_made_up_proves_nothing() -> None:
+    """Who signs a work may name any round in it, also one whose vector is cut among nobody."""
+    honest = done()
+    delta = honest.states[0]["local"] - honest.states[-1]["local"]
+    lied = dataclasses.replace(honest, payload=encoded(honest, -delta)).renamed()
+    rounds = msgspec.structs.replace(honest.heads[0], uplinks=())
+    segment = msgspec.structs.replace(honest.work.segments[0], head=digest_of(rounds))
+    made_up = dataclasses.replace(lied, heads=[rounds]).renamed(segments=(segment,))
+    shown = msgspec.structs.replace(paid(lied, encoded(honest, delta)), ground=made_up.ground())
+    with pytest.raises(Unproven, match="does not fit together"):
+        read([made_up.signed], encode(shown))

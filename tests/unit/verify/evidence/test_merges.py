@@ -9,10 +9,14 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from unit.verify.evidence.forge import CODECS, Mixed, mixed, rules
-from weft.codec.config import Bf16Config, CodecConfig, Fp32Config, TopKConfig
+from weft.codec.config import Bf16Config, CodecConfig, Fp32Config, Int4Config, TopKConfig
+from weft.ids import Digest
+from weft.ledger.opening import CHUNK_NBYTES, num_chunks
 from weft.sync.records.messages import Pass
+from weft.verify.evidence.blocks import Known, nbytes, place, spans
 from weft.verify.evidence.merges import check_merge, prove_merge
-from weft.verify.evidence.shown import Unproven
+from weft.verify.evidence.records import FalseMerge
+from weft.verify.evidence.shown import Unproven, window
 from weft.wire import digest, digest_of, encode
 
 
@@ -79,6 +83,47 @@ def test_a_shorter_part_has_another_end() -> None:
     found = proven(part, flipped(part.right, 4000))
     with pytest.raises(Unproven):
         check_merge(part.note(flipped(part.right, 4000)), msgspec.structs.replace(found, num=4999))
+
+
+def shown_as(part: Mixed, codec: Known, num: int, block: int) -> FalseMerge:
+    """Return an honest part as one of so many numbers."""
+    total = nbytes(codec, num)
+    asked = spans(codec, num, place(codec, num, block))
+    payloads = [part.brought[Digest(each.parts[1])] for each in part.plan.contributions]
+    return FalseMerge(
+        ground=part.ground,
+        plan=part.plan,
+        num=num,
+        block=block,
+        end=window(part.right, range(CHUNK_NBYTES * (num_chunks(total) - 1), total)),
+        merged=tuple(window(part.right, span) for span in asked),
+        brought=tuple(tuple(window(each, span) for span in asked) for each in payloads),
+    )
+
+
+@pytest.mark.parametrize(("num", "claimed"), [(4096, 4095), (4095, 4096)])
+def test_an_honest_part_in_half_bytes_is_not_proven_false_by_one_number_more_or_less(num: int, claimed: int) -> None:
+    """Both lengths make as many bytes."""
+    codec = Int4Config(block=256)
+    part = mixed(num=num, rules=rules(codec))
+    if claimed > num:  # who brings it may have written anything where nobody reads
+        last = part.plan.contributions[-1]
+        data = bytearray(part.brought.pop(Digest(last.parts[1])))
+        data[-1] |= 0x70
+        other = msgspec.structs.replace(last, parts=(last.parts[0], digest(data)))
+        part.plan = msgspec.structs.replace(part.plan, contributions=(*part.plan.contributions[:-1], other))
+        part.brought[digest(data)] = bytes(data)
+    with pytest.raises(Unproven, match="is the mean"):
+        check_merge(part.note(part.right), shown_as(part, codec, claimed, 15))
+
+
+def test_a_plan_of_fewer_parts_proves_nothing() -> None:
+    part = mixed()
+    shown = proven(part, flipped(part.right, 4000))
+    bare = [msgspec.structs.replace(each, parts=()) for each in part.plan.contributions]
+    plan = msgspec.structs.replace(part.plan, contributions=tuple(bare))
+    with pytest.raises(Unproven, match="no such part"):
+        check_merge(part.note(part.right, plan=digest_of(plan)), msgspec.structs.replace(shown, plan=plan))
 
 
 @pytest.mark.parametrize(

@@ -202,8 +202,8 @@ class Gradients:
     """An auditor's part.
 
     Args:
-        fetch_list: returns a list of chunks that a peer has.
-        pull: returns the vectors of one, fetched of that peer.
+        fetch_list: returns a list of chunks of so many numbers, at most, that the worker has.
+        pull: returns the vectors of one, fetched of it.
     """
 
     def __init__(
@@ -211,8 +211,8 @@ class Gradients:
         context: Context,
         trainer: Trainer,
         data: DataIndex,
-        fetch_list: Callable[[PeerId, Digest], Awaitable[StateIndex]],
-        pull: Callable[[PeerId, StateIndex], Awaitable[dict[str, Tensor]]],
+        fetch_list: Callable[[Digest, int], Awaitable[StateIndex]],
+        pull: Callable[[StateIndex], Awaitable[dict[str, Tensor]]],
     ) -> None:
         self._context = context
         self._trainer = trainer
@@ -247,10 +247,11 @@ class Gradients:
         if first is None:
             return None
         await self._asked(doubted, patience, first)
-        index = await self._fetch_list(doubted.worker, names[first])
-        if index.shape != shape_of(program, first):
+        shape = shape_of(program, first)
+        index = await self._fetch_list(names[first], sum(shape.values()))
+        if index.shape != shape:
             return proof(letters, lambda: prove_list(work, made, stands, names, first, encode(index)))
-        (theirs,) = (await self._pull(doubted.worker, index)).values()
+        (theirs,) = (await self._pull(index)).values()
         outputs = await self._made(lambda: taken(program, parameters, words, read_by(program, first)))
 
         def prove() -> FalseOperation:
