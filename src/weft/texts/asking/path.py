@@ -29,6 +29,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,7 +46,7 @@ AS_GOOD = 1.1  # of paths so near to the best that is taken which has most of th
 NEWS_LAG_S = 0.5  # what was reserved so shortly before a member told of itself may not be in what it told
 NUM_GAPS = 64  # the time of a trip is a mean over about so many
 MOST_GAP = 4.0  # times that mean: what is longer was a break
-FIRST_STEP_S = 0.05  # of who has not computed yet
+FIRST_STEP_S = 0.05  # where nobody of a stage has computed yet
 FIRST_RTT_S, FIRST_BPS = 0.05, 50e6  # between two that nobody has measured
 MAX_MENDS = 64  # of one text that are told, the last ones; and changes of its weights
 
@@ -418,13 +419,19 @@ class Paths:
         served, told_at = found
         new = [each for each in self._reserved_at(stage, peer) if each.at > told_at - NEWS_LAG_S]
         return Figures(
-            served.step_s or FIRST_STEP_S,
+            served.step_s or self._usual_step_s(stage),
             served.row_s,
             served.token_s,
             served.num_rows + len(new),
             served.num_waiting + sum(each.num_prompt for each in new if not each.is_read),
             num_held,
         )
+
+    def _usual_step_s(self, stage: int) -> float:
+        """Return how long a step takes of who has not computed yet: as long as one of the stage's others, so that it is
+        asked where those have something to do, and does not stay unknown."""
+        told = [served.step_s for (each, _), (served, _) in self._served.items() if each == stage and served.step_s]
+        return median(told) if told else FIRST_STEP_S
 
     def _reserved_at(self, stage: int, peer: PeerId) -> Iterable[Reserved]:
         return (each for each in self._reserved if each.peers[stage] == peer)

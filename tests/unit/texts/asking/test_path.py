@@ -113,6 +113,14 @@ def test_texts_sent_at_once_are_shared_out() -> None:
     assert both.reserve(WANTED, 10.0) is not None
 
 
+def test_who_has_not_computed_yet_is_asked_as_soon_as_the_other_has_something_to_do() -> None:
+    """However fast the other is: else nobody would ever know how fast it is."""
+    quick, new = served(0, 0.002, row_s=0.0005), served(0, 0.0)
+    links = made((0, quick), (1, new))
+    reserved = [links.reserve(WANTED, 0.0) for _ in range(4)]
+    assert {each.peers[0] for each in reserved if each is not None} == {peer(0), peer(1)}
+
+
 def test_what_a_member_has_told_since_is_not_counted_twice() -> None:
     both = made((0, served(0)), (1, served(0, step_s=0.0101)))
     for _ in range(4):
