@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from unit.verify.evidence.forge import ME, done, rules
 from weft.peer.audit.reach import is_possible, is_within, longest, rates, steepest
+from weft.peer.audit.steps import distance, why_unlike
 from weft.sync.merge import outer
 from weft.sync.method.choices import AdamWConfig, InnerSgdConfig, MuonConfig
+from weft.verify.judge import MOMENTS
 
 NUM, CLIP = 16, 1.0
 OPTIMIZERS: list[Any] = [
@@ -67,6 +69,34 @@ def test_what_no_gradients_leave_is_not(name: str, number: float) -> None:
     assert is_possible(AdamWConfig(), CLIP, 5, held)
     held[name][-1] = number
     assert not is_possible(AdamWConfig(), CLIP, 5, held)
+
+
+def test_a_little_in_moments_would_let_a_whole_lease_pass_for_one_honest_step() -> None:
+    """In bf16: both steps are within what is held for honest, and all numbers but the last are anything."""
+    num, rate, luck = 10_000, 3e-4, torch.Generator().manual_seed(0)
+    optimizer, local = outer.build(AdamWConfig()), torch.zeros(num)
+    held = optimizer.init(num)
+
+    def step(number: int) -> torch.Tensor:
+        """Make one by gradients that ask nothing of the last number; return what was before."""
+        before, gradient = local.clone(), torch.randn(num, generator=luck)
+        gradient[-1] = 0.0
+        gradient /= gradient.norm()
+        optimizer.apply(local, held, gradient, outer.StepContext(number=number, lr=rate, num_decayed=0))
+        return before
+
+    for number in range(1, 20):
+        step(number)
+    before = held["moment1"].clone()
+    honest = float((step(20) - local).norm())
+    mine = held["moment1"].clone()
+    held["moment1"][-1] += 0.9 * MOMENTS["bf16"] * float((mine - before).norm())
+    assert why_unlike("bf16", 1, {"moment1": distance(before, mine, held["moment1"])}) is None
+    state = {name: vector.numpy() for name, vector in held.items()}
+    assert not is_possible(AdamWConfig(), CLIP, 20, state)
+    start, anything = step(21), local + 50 * honest * num**-0.5
+    anything[-1] = local[-1]
+    assert why_unlike("bf16", 1, {"local": distance(start, local, anything)}) is None
 
 
 def test_momentum_is_no_longer_than_gradients_make_it() -> None:
