@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.world import Bounds, Search, Taken, World, first_base, ones
-from weft.sync.governance import binds, equivocation
+from weft.sync.equivocation import binds, equivocation
 from weft.sync.records.messages import Base, RoundNote
 from weft.sync.round import round
 

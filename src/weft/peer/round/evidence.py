@@ -22,7 +22,7 @@ from weft.keys import verify
 from weft.net.node import Node
 from weft.peer.chain import Chain
 from weft.peer.messages import Shown
-from weft.sync.governance import binds, equivocation
+from weft.sync.equivocation import binds, equivocation
 from weft.sync.records import acts, messages
 from weft.sync.round.rules import leader
 from weft.wire import Signed, Verify, claimed, unseal

@@ -89,7 +89,8 @@ from weft.peer.round.members import Member, Quorum
 from weft.peer.round.merge import RoundMerger
 from weft.peer.round.timers import Timers
 from weft.peer.round.works import Works
-from weft.sync.governance import binds, legacy_tokens
+from weft.sync.equivocation import binds
+from weft.sync.governance import legacy_tokens
 from weft.sync.records import messages, quarantine, rewinds
 from weft.sync.records.acts import Warrant
 from weft.sync.records.charter import Charter

@@ -11,7 +11,7 @@ from weft.keys import Identity
 from weft.peer.chain import open_branch
 from weft.peer.messages import Shown
 from weft.peer.round.evidence import MAX_KEPT, MAX_SHOWN, EvidenceKeeper
-from weft.sync.governance import equivocation
+from weft.sync.equivocation import equivocation
 from weft.sync.records.acts import Warrant
 from weft.sync.records.messages import (
     Accept,

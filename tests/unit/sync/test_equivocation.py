@@ -5,7 +5,7 @@ import pytest
 from model.world import first_base
 from weft.ids import Attempt, BranchId, Digest, Round, Tokens
 from weft.peer.chain import open_branch
-from weft.sync.governance import binds, equivocation
+from weft.sync.equivocation import binds, equivocation
 from weft.sync.records.messages import (
     Accept,
     AnyRoundMessage,
