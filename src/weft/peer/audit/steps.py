@@ -31,6 +31,7 @@ from weft.verify.judge import OF_FOLLOWED, Followed, Numerics, threshold, thresh
 from weft.wire import Buffer, digest_of
 
 LOCAL, ERROR = "local", "error"
+MOMENTS = ("moment1", "moment2")  # of AdamW
 _PIECE = 1 << 20  # parameters that are compared at a time, in fp64
 
 
@@ -115,8 +116,8 @@ def followed(
     """
     config, leased = amended(run, head.charter), lease_of(head.manifest.leases, PeerId(segment.holder))
     assert isinstance(config, RunConfig)
-    if not isinstance(config.train.optimizer, AdamWConfig):
-        return None
+    if not isinstance(config.train.optimizer, AdamWConfig) or mine.keys() != {LOCAL, *MOMENTS}:
+        return None  # machines that only take the time of training have no optimizer
     rate = rate_of(config, head.manifest.committed_tokens, first + 1, _pace(head, leased))
     return followed_adamw(config.train.optimizer, rate, num_before + first + 1, before, mine, theirs)
 
@@ -141,7 +142,7 @@ def followed_adamw(
     for start in range(0, len(mine[LOCAL]), _PIECE):
         here = slice(start, start + _PIECE)
         of_theirs, of_mine = (
-            adamw_direction(optimizer, state["moment1"][here], state["moment2"][here], num_steps)
+            adamw_direction(optimizer, state[MOMENTS[0]][here], state[MOMENTS[1]][here], num_steps)
             for state in (theirs, mine)
         )
         made = mine[LOCAL][here] - rate * (of_theirs - of_mine)
@@ -149,7 +150,7 @@ def followed_adamw(
     moved = float((mine[LOCAL] - before[LOCAL]).double().norm())
     return Followed(
         distance=sqrt(apart) / moved if moved and isfinite(apart) else inf,
-        of_memory=max(distance(before[name], mine[name], theirs[name]) for name in ("moment1", "moment2")),
+        of_memory=max(distance(before[name], mine[name], theirs[name]) for name in MOMENTS),
         of_parameters=distance(before[LOCAL], mine[LOCAL], theirs[LOCAL]),
     )
 

@@ -409,35 +409,47 @@ class Paths:
         return self._served[stage, peer][0].numbers == "exact"
 
     def _figures_of(self, stage: int, peers: Iterable[PeerId], held: Mapping[PeerId, int]) -> dict[PeerId, Figures]:
-        return {peer: self._figures(stage, peer, held.get(peer, 0)) for peer in peers}
+        return {peer: self._figures(stage, peer, held.get(peer, 0), is_new=not held) for peer in peers}
 
-    def _figures(self, stage: int, peer: PeerId, num_held: int) -> Figures:
-        """Return what a member has told, and what was sent to it since."""
+    def _figures(self, stage: int, peer: PeerId, num_held: int, *, is_new: bool = False) -> Figures:
+        """Return what a member has told, and what was sent to it since.
+
+        Args:
+            is_new: whether it is for a text that nobody has read: what goes on stays with whom it has come by.
+        """
         found = self._served.get((stage, peer))
         if found is None:
             return Figures(FIRST_STEP_S, 0.0, 0.0)
         served, told_at = found
+        step_s, row_s, token_s = _seconds(served) if served.step_s or not is_new else self._usual_s(stage)
         new = [each for each in self._reserved_at(stage, peer) if each.at > told_at - NEWS_LAG_S]
         return Figures(
-            served.step_s or self._usual_step_s(stage),
-            served.row_s,
-            served.token_s,
+            step_s or FIRST_STEP_S,
+            row_s,
+            token_s,
             served.num_rows + len(new),
             served.num_waiting + sum(each.num_prompt for each in new if not each.is_read),
             num_held,
         )
 
-    def _usual_step_s(self, stage: int) -> float:
-        """Return how long a step takes of who has not computed yet: as long as one of the stage's others, so that it is
-        asked where those have something to do, and does not stay unknown."""
-        told = [served.step_s for (each, _), (served, _) in self._served.items() if each == stage and served.step_s]
-        return median(told) if told else FIRST_STEP_S
+    def _usual_s(self, stage: int) -> tuple[float, float, float]:
+        """Return how long a step, a row more and a token more of a prompt take of who has not computed yet: as long as
+        those of the stage's others, so that it is asked where they have something to do, and does not stay unknown."""
+        told = [_seconds(served) for (each, _), (served, _) in self._served.items() if each == stage and served.step_s]
+        if not told:
+            return FIRST_STEP_S, 0.0, 0.0
+        steps, rows, tokens = zip(*told, strict=True)
+        return median(steps), median(rows), median(tokens)
 
     def _reserved_at(self, stage: int, peer: PeerId) -> Iterable[Reserved]:
         return (each for each in self._reserved if each.peers[stage] == peer)
 
     def _barred(self, now: float) -> list[PeerId]:
         return [peer for peer, bar in self._bars.items() if bar.until > now]
+
+
+def _seconds(served: SectionServed) -> tuple[float, float, float]:
+    return served.step_s, served.row_s, served.token_s
 
 
 # --- along which a text has come ---
