@@ -13,11 +13,14 @@ from weft.events import ActEnacted, AuditorDoubted, PeerStopped, RoundCommitted,
 pytestmark = pytest.mark.slow
 
 NUM_ROUNDS = 30
-AUDITED = (
-    *("--set", 'trust={type = "audited", audit_rate = 1.0, trace_every = 3}'),
-    *("--set", "peers=3", "--set", "method.every=8"),
-    *("--set", f"train.tokens={3 * NUM_ROUNDS * 8 * 4 * 64}"),
-)
+
+
+def audited(num_rounds: int) -> tuple[str, ...]:
+    return (
+        *("--set", 'trust={type = "audited", audit_rate = 1.0, trace_every = 3}'),
+        *("--set", "peers=3", "--set", "method.every=8"),
+        *("--set", f"train.tokens={3 * num_rounds * 8 * 4 * 64}"),
+    )
 
 
 @pytest.mark.parametrize("more", [(), ("--set", 'method.codec={type = "fp32"}')], ids=["int8", "fp32"])
@@ -26,7 +29,7 @@ def test_honest_processes_audit_each_other_and_find_no_fault(
 ) -> None:
     """Several threads read and move what an audit lends: payloads, outer steps, checkpoints."""
     anna, bert, clara = (shells(name) for name in ("anna", "bert", "clara"))
-    anna.run("train", str(run_file), "--name", "anna", *LOCAL, "--wait-for", "3", *AUDITED, *more)
+    anna.run("train", str(run_file), "--name", "anna", *LOCAL, "--wait-for", "3", *audited(NUM_ROUNDS), *more)
     ticket = anna.ticket()
     for shell in (bert, clara):
         shell.run("join", "-", "--yes", "--name", shell.folder.name, *LOCAL, given=ticket)
@@ -47,8 +50,9 @@ def test_honest_processes_audit_each_other_and_find_no_fault(
 
 
 def test_a_process_that_joins_later_is_looked_at_before_it_counts(shells: Callable[..., Shell], run_file: Path) -> None:
+    """A round takes less time than a look at it, so of its first works one counts in many rounds."""
     anna, bert, clara, dora = (shells(name) for name in ("anna", "bert", "clara", "dora"))
-    anna.run("train", str(run_file), "--name", "anna", *LOCAL, "--wait-for", "3", *AUDITED)
+    anna.run("train", str(run_file), "--name", "anna", *LOCAL, "--wait-for", "3", *audited(5 * NUM_ROUNDS))
     ticket = anna.ticket()
     for shell in (bert, clara):
         shell.run("join", "-", "--yes", "--name", shell.folder.name, *LOCAL, given=ticket)
