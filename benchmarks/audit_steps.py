@@ -30,7 +30,7 @@ from weft import rng
 from weft.clock import SystemClock
 from weft.config import from_tree
 from weft.data.batch import Batches
-from weft.peer.audit.steps import LOCAL, distance, followed_adamw, state_of
+from weft.peer.audit.steps import LOCAL, Compared, distance, followed_adamw, state_of
 from weft.run.config import RunConfig, RunFile
 from weft.run.genesis import initial, seal
 from weft.run.machine import PeerConfig
@@ -149,14 +149,15 @@ class Found(NamedTuple):
 
 
 def found(numerics: Numerics, is_honest: bool, who: str, case: Case, mine: State, theirs: State) -> Found:
-    parameters = distance(case.before[LOCAL], mine[LOCAL], theirs[LOCAL])
-    optimizer = max(distance(case.before[name], mine[name], theirs[name]) for name in mine if name != LOCAL)
+    apart = {name: distance(case.before[name], mine[name], theirs[name]) for name in mine}
+    parameters, optimizer = apart[LOCAL], max(far for name, far in apart.items() if name != LOCAL)
     is_equal = all(torch.equal(mine[name], theirs[name]) for name in mine)
     is_new = not case.place
     is_far = parameters > threshold(numerics, 1, is_new=is_new) or optimizer > threshold_of_moments(numerics, 1)
     differs = is_far and not is_equal
     if differs and numerics == "fp32":
-        differs = not followed_adamw(AdamWConfig(), LR, case.place + 1, case.before, mine, theirs).is_honest
+        both = Compared(case.before, mine, theirs, apart)
+        differs = not followed_adamw(AdamWConfig(), LR, case.place + 1, both).is_honest
     return Found(numerics, is_honest, who + FIRST if is_new else who, parameters, optimizer, differs)
 
 

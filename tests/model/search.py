@@ -1,8 +1,10 @@
 """Every world that can be reached from a first one."""
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import pytest
 
 W = TypeVar("W", bound=Hashable)
 
@@ -22,3 +24,9 @@ def num_reached(first: W, check: Callable[[W], None], following: Callable[[W], I
                 seen.add(after)
                 waiting.append(after)
     return len(seen)
+
+
+def break_rules(patch: pytest.MonkeyPatch, broken: Mapping[tuple[Any, str], Any]) -> None:
+    """Put other functions in the place of some, each by its module, or class, and its name."""
+    for (module, name), function in broken.items():
+        patch.setattr(module, name, function)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from model.audit_world import FALSE, RIGHT, AuditSearch, Bounds, Free, Innocent, Peeked, Said, Twice, Unheard, Wrong
+from model.search import break_rules
 from weft.ids import PeerId
 from weft.peer.audit import looking
 from weft.peer.audit.outcome import Found
@@ -146,7 +147,6 @@ BROKEN: dict[str, tuple[Patches, Bounds, type[Wrong]]] = {
 @pytest.mark.parametrize("rule", BROKEN)
 def test_each_rule_is_needed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     broken, bounds, found = BROKEN[rule]
-    for (module, name), function in broken.items():
-        monkeypatch.setattr(module, name, function)
+    break_rules(monkeypatch, broken)
     with pytest.raises(found):
         AuditSearch(bounds).run()

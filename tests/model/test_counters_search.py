@@ -8,6 +8,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from model.counter_world import Bounds, CounterSearch, Kept, Twice, Wrong
+from model.search import break_rules
 from weft.ids import PeerId
 from weft.sync.records import counters, rewinds
 from weft.sync.records.ancestry import History
@@ -72,7 +73,6 @@ BROKEN: dict[str, tuple[dict[tuple[Any, str], Any], Bounds, type[Wrong]]] = {
 @pytest.mark.parametrize("rule", BROKEN)
 def test_each_rule_is_needed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     broken, bounds, found = BROKEN[rule]
-    for (module, name), function in broken.items():
-        monkeypatch.setattr(module, name, function)
+    break_rules(monkeypatch, broken)
     with pytest.raises(found):
         CounterSearch(bounds).run()

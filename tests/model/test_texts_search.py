@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from model.search import num_reached
+from model.search import break_rules, num_reached
 from weft.engine.draw import Drawn
 from weft.ids import PeerId
 from weft.texts import sequence as members
@@ -471,7 +471,6 @@ FEW_WITH_GUESSES = Bounds(num_tokens=2, num_attempts=1, has_guesses=True)
 )
 def test_each_rule_is_needed(rule: str, bounds: Bounds, monkeypatch: pytest.MonkeyPatch) -> None:
     broken, found = BROKEN[rule]
-    for (module, name), function in broken.items():
-        monkeypatch.setattr(module, name, function)
+    break_rules(monkeypatch, broken)
     with pytest.raises(found):
         Search(bounds).run()

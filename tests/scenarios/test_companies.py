@@ -325,6 +325,17 @@ def test_a_run_goes_on_whose_only_members_of_each_stage_have_all_paused(
     assert min(len(each.seen(RoundCommitted)) for each in house.machines) > 50
 
 
+def let_all_go_to(patch: pytest.MonkeyPatch, chosen: list[Machine]) -> None:
+    """Let all micro-batches of a stage go to some members of it, while they live; who they are may be said later."""
+    reserve = Router.reserve
+
+    def goes_to_them(self: Router, num: int, now: float, left: Collection[PeerId], most_s: float) -> Any:
+        here = {each.id for each in chosen if not each.is_dead} & set(self.peers)
+        return reserve(self, num, now, set(self.peers) - here if here else left, most_s)
+
+    patch.setattr(Router, "reserve", goes_to_them)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_member_that_comes_back_hears_how_far_the_others_are_though_they_all_wait(
@@ -332,12 +343,8 @@ def test_a_member_that_comes_back_hears_how_far_the_others_are_though_they_all_w
 ) -> None:
     """It was killed with all work of a round, before it told of any, and was linked again before it could listen. The
     other member of its stage has nothing, and would know first what it has."""
-    reserve, announcing, settled = Router.reserve, Conductor.announcing, Worker.settled
+    announcing, settled = Conductor.announcing, Worker.settled
     victims, heard, hear = list[Machine](), set[PeerId](), Barrier._on_passing
-
-    def goes_to_it(self: Router, num: int, now: float, left: Collection[PeerId], most_s: float) -> Any:
-        chosen = {each.id for each in victims if not each.is_dead} & set(self.peers)
-        return reserve(self, num, now, set(self.peers) - chosen if chosen else left, most_s)
 
     async def or_dies(self: Conductor, payload: Digest | None) -> None:
         machine = next((each for each in victims if each.id == self._part.channel.peer and not each.is_dead), None)
@@ -370,8 +377,8 @@ def test_a_member_that_comes_back_hears_how_far_the_others_are_though_they_all_w
         victims.clear()
         await done(machines)
 
-    for kind, name, other in ((Router, "reserve", goes_to_it), (Conductor, "announcing", or_dies)):
-        monkeypatch.setattr(kind, name, other)
+    let_all_go_to(monkeypatch, victims)
+    monkeypatch.setattr(Conductor, "announcing", or_dies)
     monkeypatch.setattr(Worker, "settled", late)
     house = play(sealed(tmp_path, num_steps=30), tmp_path, work, train_s=0.05)
     assert min(len(each.seen(RoundCommitted)) for each in house.machines if not each.is_dead) > 5
@@ -393,13 +400,8 @@ def test_a_member_that_comes_back_hears_how_far_the_others_are_though_they_all_w
 def test_a_round_goes_on_whose_only_work_went_with_a_member_that_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: int, apart_s: float | None
 ) -> None:
-    reserve, announcing = Router.reserve, Conductor.announcing
+    announcing = Conductor.announcing
     victims: list[Machine] = []
-
-    def goes_to_it(self: Router, num: int, now: float, left: Collection[PeerId], most_s: float) -> Any:
-        """Let all micro-batches of its stage go to it."""
-        chosen = {each.id for each in victims if not each.is_dead} & set(self.peers)
-        return reserve(self, num, now, set(self.peers) - chosen if chosen else left, most_s)
 
     async def and_dies(self: Conductor, payload: Digest | None) -> None:
         """Be killed once the others have heard that there is a payload, and before they have any of it."""
@@ -421,7 +423,7 @@ def test_a_round_goes_on_whose_only_work_went_with_a_member_that_was_killed(
             machines.append(house.start(victims[0].name))
         await done(machines)
 
-    monkeypatch.setattr(Router, "reserve", goes_to_it)
+    let_all_go_to(monkeypatch, victims)
     monkeypatch.setattr(Conductor, "announcing", and_dies)
     house = play(sealed(tmp_path, num_steps=30), tmp_path, work, train_s=0.05)
     assert min(len(each.seen(RoundCommitted)) for each in house.machines[:6] if not each.is_dead) > 20

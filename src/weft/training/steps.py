@@ -30,7 +30,7 @@ from weft.events import Emit, StepDone
 from weft.ids import Digest, Step
 from weft.inference.sample import Sampling
 from weft.run.config import Genesis, RunConfig
-from weft.sync.method.schedule import lr
+from weft.sync.method.schedule import lr_of_step
 from weft.training.learner import Measured, Work, nothing
 from weft.training.preference import Sums, mean_of
 from weft.wire import Buffer
@@ -56,16 +56,6 @@ class Shown:
 
     sums: Callable[[Batch], Sums]
     write: Callable[[list[int], Sampling, int], Iterable[int]]
-
-
-def rate_of(run: RunConfig, committed_tokens: int, num_steps: int, pace: Fraction | int) -> float:
-    """Return the learning rate of the step that makes `num_steps` since the last commit.
-
-    Args:
-        committed_tokens: of the run, then.
-        pace: of the whole run, in multiples of a peer's.
-    """
-    return lr(run.train.schedule, committed_tokens + int(num_steps * run.tokens_per_step * pace))
 
 
 class Stepper(ABC):
@@ -227,7 +217,8 @@ class Stepper(ABC):
     # --- of each step ---
 
     def _rate(self, committed_tokens: int, num_steps: int, pace: Fraction | int) -> float:
-        return rate_of(self._run, committed_tokens, num_steps, pace)
+        train, tokens_per_step = self._run.train, self._run.tokens_per_step
+        return lr_of_step(train.schedule, committed_tokens, num_steps, tokens_per_step, pace)
 
     def _require_finite(self, mean: Mean, rate: float) -> None:
         """Refuse a step that would ruin the parameters.

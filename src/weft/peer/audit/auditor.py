@@ -56,6 +56,7 @@ from weft.peer.audit.sealing import Sealing
 from weft.peer.audit.steps import (
     LOCAL,
     Away,
+    Compared,
     distance,
     farthest,
     followed,
@@ -373,7 +374,8 @@ class Auditor:
         apart = await serve(lambda: {each: distance(before[each], mine[each], theirs[each]) for each in unequal})
         why = why_unlike(trust.numerics, audit.link.num_steps, apart, is_new=audit.is_new)
         far = None if trust.is_exact else farthest(trust.numerics, audit.link.num_steps, apart, is_new=audit.is_new)
-        if far is not None and far.share > NEAR and (found := await self._followed(audit, shown, theirs)):
+        both = Compared(before, mine, theirs, apart)
+        if far is not None and far.share > NEAR and (found := await self._followed(audit, both)):
             why, far = (None, of_followed(found)) if found.is_honest else (why, far)
         if why is not None:
             shows = await self._proof_of_step(audit, shown, theirs)
@@ -381,16 +383,15 @@ class Auditor:
         side = await serve(lambda: lean(before[LOCAL], mine[LOCAL], theirs[LOCAL]) if LOCAL in apart else 0.0)
         return Found("equal", distance=apart.get(LOCAL, 0.0), apart=far, lean=side)
 
-    async def _followed(self, audit: Audit, shown: _Shown, theirs: dict[str, Tensor]) -> Followed | None:
+    async def _followed(self, audit: Audit, both: Compared) -> Followed | None:
         """Return how the worker's parameters lie to its own moments; None: that cannot be told."""
         segment, link = audit.work.segments[audit.link.segment], audit.link
         head, run = self._heads.known(Digest(segment.head)), self._replica.run
         is_fp32 = isinstance(run.trust, AuditedTrust) and run.trust.numerics == "fp32"
         if head is None or link.num_steps != 1 or not is_fp32:
             return None
-        states = shown.before, shown.mine, theirs
         return await self._context.compute.serve(
-            lambda: followed(run, head, segment, link.first, audit.num_before_segment, *states)
+            lambda: followed(run, head, segment, link.first, audit.num_before_segment, both)
         )
 
     async def _proof_of_step(self, audit: Audit, looked: _Shown, theirs: dict[str, Tensor]) -> Warrant | None:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from weft.ids import PeerId
 from weft.sync.method.choices import AdamWConfig, InnerSgdConfig, MuonConfig, OptimizerConfig
-from weft.sync.method.schedule import lr
+from weft.sync.method.schedule import lr_of_step
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest
 
@@ -87,11 +87,10 @@ def steepest(beta1: float, beta2: float, num_steps: int) -> float:
 def rates(manifest: Manifest, charter: Charter, holder: PeerId, num_steps: int) -> Iterator[float]:
     """Yield the learning rates of the first so many steps on what a manifest leases to a peer, as
     `weft.training.steps` has them."""
-    leased = sum(lease.num_windows for lease in manifest.leases if lease.peer == holder)
+    settings, leased = charter.settings, sum(each.num_windows for each in manifest.leases if each.peer == holder)
     pace = Fraction(sum(lease.num_windows for lease in manifest.leases), leased or 1)
     for number in range(1, num_steps + 1):
-        made = int(number * charter.settings.tokens_per_step * pace)
-        yield lr(charter.settings.schedule, manifest.committed_tokens + made)
+        yield lr_of_step(settings.schedule, manifest.committed_tokens, number, settings.tokens_per_step, pace)
 
 
 def is_within(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from math import inf, isfinite, sqrt
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from weft.data.rows import Batch
 from weft.errors import DataError
 from weft.ids import Digest, PeerId, Round
 from weft.peer.audit.heads import Head
+from weft.peer.audit.reach import rates
 from weft.peer.group.records import lease_of
 from weft.run.amend import amended
 from weft.run.config import Genesis, RunConfig
@@ -24,7 +26,6 @@ from weft.sync.method.choices import AdamWConfig
 from weft.sync.records.parts import cut
 from weft.sync.records.work import Segment
 from weft.training.optimizer import adamw_direction
-from weft.training.steps import rate_of
 from weft.training.trainer import Trainer
 from weft.verify.calibration import Apart
 from weft.verify.judge import OF_FOLLOWED, Followed, Numerics, threshold, threshold_of_moments
@@ -72,7 +73,8 @@ def repeat(
     if trainer.is_parked or not trainer.has_started:
         raise Away
     config, leased = amended(run, head.charter), lease_of(head.manifest.leases, PeerId(segment.holder))
-    positions, pace = _positions(config, leased, first, num_steps), _pace(head, leased)
+    positions = _positions(config, leased, first, num_steps)
+    pace = Fraction(sum(lease.num_windows for lease in head.manifest.leases), len(leased))
     counter = torch.tensor([num_before + first], dtype=torch.int64)
     with trainer.lent():
         trainer.apply_settings(config)
@@ -94,42 +96,36 @@ def words_of(trainer: Trainer, run: Genesis, head: Head, segment: Segment, first
     return trainer.words(_positions(config, leased, first, 1), config.settings.seq_len)
 
 
-def _pace(head: Head, leased: NDArray[np.int64]) -> Fraction:
-    return Fraction(sum(lease.num_windows for lease in head.manifest.leases), len(leased))
+class Compared(NamedTuple):
+    """
+    Args:
+        before: the state before steps; mine, theirs: what this machine and another came to by them.
+        apart: how far both lie apart, by vector, where one differs.
+    """
+
+    before: Mapping[str, Tensor]
+    mine: Mapping[str, Tensor]
+    theirs: Mapping[str, Tensor]
+    apart: Mapping[str, float]
 
 
 def followed(
-    run: Genesis,
-    head: Head,
-    segment: Segment,
-    first: int,
-    num_before: int,
-    before: Mapping[str, Tensor],
-    mine: Mapping[str, Tensor],
-    theirs: Mapping[str, Tensor],
+    run: Genesis, head: Head, segment: Segment, first: int, num_before: int, both: Compared
 ) -> Followed | None:
     """Return how the parameters of one step lie to the optimizer's numbers of who made it; None: it is not AdamW's.
 
     Args:
         first, num_before: as of `repeat`.
-        before, mine, theirs: the state before the step, and what this machine and the other came to.
     """
-    config, leased = amended(run, head.charter), lease_of(head.manifest.leases, PeerId(segment.holder))
-    assert isinstance(config, RunConfig)
-    if not isinstance(config.train.optimizer, AdamWConfig) or mine.keys() != {LOCAL, *MOMENTS}:
+    assert isinstance(run, RunConfig)
+    optimizer = run.train.optimizer
+    if not isinstance(optimizer, AdamWConfig) or both.mine.keys() != {LOCAL, *MOMENTS}:
         return None  # machines that only take the time of training have no optimizer
-    rate = rate_of(config, head.manifest.committed_tokens, first + 1, _pace(head, leased))
-    return followed_adamw(config.train.optimizer, rate, num_before + first + 1, before, mine, theirs)
+    *_, rate = rates(head.manifest, head.charter, PeerId(segment.holder), first + 1)
+    return followed_adamw(optimizer, rate, num_before + first + 1, both)
 
 
-def followed_adamw(
-    optimizer: AdamWConfig,
-    rate: float,
-    num_steps: int,
-    before: Mapping[str, Tensor],
-    mine: Mapping[str, Tensor],
-    theirs: Mapping[str, Tensor],
-) -> Followed:
+def followed_adamw(optimizer: AdamWConfig, rate: float, num_steps: int, both: Compared) -> Followed:
     """As `followed`. Both began with the same parameters, so their decay is the same, and what is between them is
 
         theirs - mine = -rate (direction of their moments - direction of mine)
@@ -138,7 +134,8 @@ def followed_adamw(
         rate: of learning.
         num_steps: that the optimizer has made with this one.
     """
-    apart = 0.0
+    before, mine, theirs, apart = both
+    off = 0.0
     for start in range(0, len(mine[LOCAL]), _PIECE):
         here = slice(start, start + _PIECE)
         of_theirs, of_mine = (
@@ -146,12 +143,12 @@ def followed_adamw(
             for state in (theirs, mine)
         )
         made = mine[LOCAL][here] - rate * (of_theirs - of_mine)
-        apart += float((theirs[LOCAL][here] - made).square().sum())
+        off += float((theirs[LOCAL][here] - made).square().sum())
     moved = float((mine[LOCAL] - before[LOCAL]).double().norm())
     return Followed(
-        distance=sqrt(apart) / moved if moved and isfinite(apart) else inf,
-        of_memory=max(distance(before[name], mine[name], theirs[name]) for name in MOMENTS),
-        of_parameters=distance(before[LOCAL], mine[LOCAL], theirs[LOCAL]),
+        distance=sqrt(off) / moved if moved and isfinite(off) else inf,
+        of_memory=max(apart.get(name, 0.0) for name in MOMENTS),
+        of_parameters=apart.get(LOCAL, 0.0),
     )
 
 

@@ -16,6 +16,7 @@ Failure:
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from msgspec import UNSET, UnsetType
 from torch import Tensor
@@ -28,7 +29,7 @@ from weft.ids import Digest, PeerId
 from weft.keys import verify
 from weft.net.messages import MAX_REASON_CHARS
 from weft.peer.audit.heads import Heads
-from weft.peer.audit.proofs.operations import Listing, listing_of
+from weft.peer.audit.proofs.operations import Listing, free_here, listing_of
 from weft.peer.audit.sealing import Sealing
 from weft.peer.audit.steps import LOCAL, Away, repeat, state_of
 from weft.peer.audit.trace import Told, Trace
@@ -50,7 +51,6 @@ from weft.sync.records.index import StateIndex
 from weft.sync.records.messages import works_in
 from weft.sync.records.work import Link, MadeStep, link, link_from, num_links, state_before
 from weft.tasks import Tasks, to_the_end
-from weft.training.device import free_nbytes
 from weft.training.trainer import Trainer
 from weft.verify.draw import Draw, drawn
 from weft.verify.evidence.steps import GRADIENT
@@ -356,10 +356,7 @@ class Worker:
         head = self._heads.known(Digest(told.pieces[link.segment].segment.head))
         if made is UNSET or passed.words is None or head is None:
             return None
-
-        def free() -> int:
-            return free_nbytes(self._context.settings.caps, self._trainer.device)["cpu"]
-
+        free = partial(free_here, self._context, self._trainer)
         parameters, signed = passed.before[LOCAL], claimed(made, MadeStep)
         return listing_of(head.charter, parameters, passed.words, signed, blobs.held, free)
 

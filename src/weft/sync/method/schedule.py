@@ -10,6 +10,7 @@ polynomial in Python floats (IEEE doubles, each operation rounded once), not the
 """
 
 import math
+from fractions import Fraction
 from typing import Annotated, assert_never
 
 import msgspec
@@ -50,6 +51,18 @@ class WsdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="wsd"):
 
 
 ScheduleConfig = ConstantConfig | CosineConfig | WsdConfig
+
+
+def lr_of_step(
+    config: ScheduleConfig, committed_tokens: int, num_steps: int, tokens_per_step: int, pace: Fraction | int
+) -> float:
+    """Return the learning rate of the step that makes `num_steps` since the last commit.
+
+    Args:
+        committed_tokens: of the run, then.
+        pace: of the whole run, in multiples of a peer's.
+    """
+    return lr(config, committed_tokens + int(num_steps * tokens_per_step * pace))
 
 
 def lr(config: ScheduleConfig, committed_tokens: int) -> float:

@@ -16,7 +16,7 @@ from weft.errors import DataError
 from weft.ids import PeerId, Round
 from weft.model.initial import initial_vector
 from weft.peer.audit.heads import Head
-from weft.peer.audit.steps import LOCAL, Away, followed, of_followed, repeat, state_of
+from weft.peer.audit.steps import LOCAL, Away, Compared, distance, followed, of_followed, repeat, state_of
 from weft.peer.chain import genesis, open_branch
 from weft.run.amend import first_charter
 from weft.run.machine import PeerConfig
@@ -101,6 +101,10 @@ def steps_of(path: Path, num_before: int, change: Callable[[Tensor], object]) ->
     return before, mine, theirs
 
 
+def compared(before: State, mine: State, theirs: State) -> Compared:
+    return Compared(before, mine, theirs, {name: distance(before[name], mine[name], theirs[name]) for name in mine})
+
+
 def turn_smallest(slope: Tensor) -> None:
     """Turn the signs of numbers that are next to nothing, as rounding does."""
     smallest = slope.abs().argsort()[:4]
@@ -110,7 +114,7 @@ def turn_smallest(slope: Tensor) -> None:
 
 def test_signs_that_rounding_turned_are_told_by_the_moments(tmp_path: Path) -> None:
     before, mine, theirs = steps_of(tmp_path, 0, turn_smallest)
-    found = followed(RUN, head(), segment(), 0, 0, before, mine, theirs)
+    found = followed(RUN, head(), segment(), 0, 0, compared(before, mine, theirs))
     assert found is not None
     assert found.of_parameters > threshold("fp32", 1), "that alone would be something else"
     assert found.of_memory < 1e-6
@@ -134,7 +138,7 @@ def test_what_is_no_rounding_of_a_gradient_is_something_else(
     tmp_path: Path, change: Callable[[Tensor], object]
 ) -> None:
     before, mine, theirs = steps_of(tmp_path, 1, change)
-    found = followed(RUN, head(), segment(), 0, 1, before, mine, theirs)
+    found = followed(RUN, head(), segment(), 0, 1, compared(before, mine, theirs))
     assert found is not None
     assert not found.is_honest
     assert found.distance < 1e-5, "its parameters are those of its moments"
@@ -144,7 +148,7 @@ def test_what_is_no_rounding_of_a_gradient_is_something_else(
 def test_parameters_that_do_not_follow_their_moments_are_something_else(tmp_path: Path, share: float) -> None:
     before, mine, theirs = steps_of(tmp_path, 1, lambda _slope: None)
     theirs[LOCAL] = before[LOCAL] + share * (mine[LOCAL] - before[LOCAL])
-    found = followed(RUN, head(), segment(), 0, 1, before, mine, theirs)
+    found = followed(RUN, head(), segment(), 0, 1, compared(before, mine, theirs))
     assert found is not None
     assert found.of_memory == 0.0
     assert not found.is_honest

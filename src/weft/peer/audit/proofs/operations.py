@@ -141,6 +141,11 @@ class Listing:
         self.names = names
 
 
+def free_here(context: Context, trainer: Trainer) -> int:
+    """Return the bytes of main memory that this peer may still take."""
+    return free_nbytes(context.settings.caps, trainer.device)["cpu"]
+
+
 def require_room(program: Program, free_nbytes: int) -> None:
     """
     Raises:
@@ -228,7 +233,7 @@ class Gradients:
         """
         try:
             program = program_of(doubted.head.charter)
-            require_room(program, free_nbytes(self._context.settings.caps, self._trainer.device)["cpu"])
+            require_room(program, free_here(self._context, self._trainer))
             letter, names = await self._listed(doubted, patience)
             return await self._found(doubted, patience, program, letter, names)
         except (Unproven, WireError, PeerError, NetError, Refused, DataError, MemoryError):
