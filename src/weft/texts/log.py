@@ -33,11 +33,14 @@ class Strip:
     def part(self, start: int, stop: int) -> bytes:
         """Return the rows from a place to a place, as far as they are here."""
         found = []
-        for at, data in self._parts:
-            low, high = max(start, at), min(stop, at + len(data) // self._row_nbytes)
+        for at, data in reversed(self._parts):  # what came last is wanted most, and a part is as short as a row
+            end = at + len(data) // self._row_nbytes
+            if end <= start:
+                break
+            low, high = max(start, at), min(stop, end)
             if low < high:
                 found.append(data[(low - at) * self._row_nbytes : (high - at) * self._row_nbytes])
-        return found[0] if len(found) == 1 else b"".join(found)
+        return found[0] if len(found) == 1 else b"".join(reversed(found))
 
     def cut(self, stop: int) -> None:
         """Drop the rows from a place on."""

@@ -1,5 +1,7 @@
 """How many tokens of prompts a step reads beside the rows that draw."""
 
+from functools import cached_property
+
 from weft.engine.scheduling.pace import Pace
 from weft.engine.scheduling.pages import PAGE
 
@@ -19,16 +21,16 @@ class Budget:
 
     def __init__(self, pace: Pace, num_drawing: int, max_slowdown: float = MAX_SLOWDOWN) -> None:
         self._pace = pace
-        alone_s = pace.step_s(num_drawing, 0)
-        self._left_s = (max_slowdown - 1) * alone_s if num_drawing else ALONE_S - alone_s
+        self._num_drawing, self._max_slowdown = num_drawing, max_slowdown
         self._least = GRAIN if num_drawing else PAGE
         self._num_taken = 0
+        self._taken_s = 0.0
 
     def readable(self, start: int) -> int:
         """Return how many more tokens may be read of a text, from `start` on."""
         if not self._pace.knows_reading:
             return FIRST_PIECE - self._num_taken
-        return max(self._pace.readable(start, self._left_s), self._least - self._num_taken)
+        return max(self._pace.readable(start, self._most_s - self._taken_s), self._least - self._num_taken)
 
     @property
     def is_left(self) -> bool:
@@ -37,4 +39,10 @@ class Budget:
     def take(self, start: int, num: int) -> None:
         """So many tokens of a text are read in the step, from `start` on."""
         self._num_taken += num
-        self._left_s -= self._pace.read_s(start, num)
+        self._taken_s += self._pace.read_s(start, num)
+
+    @cached_property
+    def _most_s(self) -> float:
+        """How long prompts may be read: reckoned where there are any, which in most steps there are not."""
+        alone_s = self._pace.step_s(self._num_drawing, 0)
+        return (self._max_slowdown - 1) * alone_s if self._num_drawing else ALONE_S - alone_s

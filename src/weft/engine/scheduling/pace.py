@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]  # by step, and by term
 NUM_STEPS = 64
 ENOUGH = 8  # steps that only draw, to know what drawing takes
+RENEW = 8  # steps that only draw are alike: to reckon after each took a twentieth of a small one
 _LEAST_S = 1e-9  # that a step takes
 
 
@@ -26,6 +27,7 @@ class Pace:
         self._drawing: deque[tuple[int, int, int, float]] = deque(maxlen=NUM_STEPS)
         self._reading: deque[tuple[int, int, int, float]] = deque(maxlen=NUM_STEPS)
         self._fit: tuple[float, float, float, float] | None = None
+        self._num_since = 0  # steps that only drew, since it was made
 
     def note(self, num_drawn: int, num_read: int, took_s: float, pairs: int = 0) -> None:
         """A step drew for so many sequences, read so many more tokens, and took so long.
@@ -34,7 +36,9 @@ class Pace:
             pairs: of a token that was read, and one before it in its text (`pairs_of`).
         """
         (self._reading if num_read else self._drawing).append((num_drawn, num_read, pairs, took_s))
-        self._fit = None
+        self._num_since += 1
+        if num_read or len(self._drawing) <= ENOUGH or self._num_since >= RENEW:
+            self._fit = None
 
     def step_s(self, num_drawn: int, num_read: int) -> float:
         """Return how long a step will take that reads prompts from their beginning; 0 before anything is known."""
@@ -69,7 +73,7 @@ class Pace:
 
     def _solved(self) -> tuple[float, float, float, float]:
         if self._fit is None:
-            self._fit = self._solve()
+            self._fit, self._num_since = self._solve(), 0
         return self._fit
 
     def _solve(self) -> tuple[float, float, float, float]:

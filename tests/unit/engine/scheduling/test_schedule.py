@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from weft.engine.scheduling.budget import FIRST_PIECE, GRAIN, Budget
 from weft.engine.scheduling.guess import Guesses, Worth
-from weft.engine.scheduling.pace import Pace, pairs_of
+from weft.engine.scheduling.pace import ENOUGH, NUM_STEPS, Pace, pairs_of
 from weft.engine.scheduling.pages import PAGE, PagePool, names_of
 from weft.engine.scheduling.schedule import QUANTUM, Row, Scheduler, Sequence
 
@@ -291,3 +291,23 @@ def test_names_depend_on_all_that_came_before_and_on_the_salt() -> None:
     assert names_of(tokens, b"s", known[:1]) == known
     assert names_of([9, *tokens[1:]], b"s")[2] != known[2]
     assert not set(names_of(tokens, b"t")) & set(known)
+
+
+def test_how_long_drawing_takes_is_learnt_anew_after_some_steps() -> None:
+    pace = Pace()
+    for _ in range(ENOUGH + 1):
+        pace.note(1, 0, 0.01)
+    assert pace.step_s(1, 0) == pytest.approx(0.01)
+    for _ in range(NUM_STEPS):
+        pace.note(1, 0, 0.03)
+        pace.step_s(1, 0)
+    assert pace.step_s(1, 0) == pytest.approx(0.03, rel=0.1)
+
+
+def test_a_step_that_reads_counts_at_once() -> None:
+    pace = Pace()
+    for _ in range(ENOUGH + 1):
+        pace.note(1, 0, 0.01)
+    assert not pace.knows_reading
+    pace.note(1, 16, 0.03, 120)
+    assert pace.knows_reading
