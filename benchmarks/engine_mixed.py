@@ -7,7 +7,8 @@ for random weights repeat themselves, some texts far sooner than others:
 
     unequal   32 texts whose prompts have 16 to 1,500 tokens draw together, beside 32 prompts of their mean length
     waits     the same 32 begin over a minute, long and short by turns: how long each waits for its first token, by its
-              fair time, which is what reading its prompt takes alone, times the texts under way
+              fair time, which is what reading its prompt takes alone, times the texts under way; each of a key of its
+              own, and all of one
     a prompt  of 1,500 tokens comes while 8 texts draw: the gaps between their tokens while it is read, beside the gaps
               before; read in pieces, as weft does, and whole
     prefix    of 1,024 tokens is asked for twice, then by somebody who shares no pages: seconds to the first token
@@ -65,8 +66,8 @@ class Bench:
 class Texts:
     """Texts under way, and when each token of each came."""
 
-    def __init__(self, bench: Bench, engine: Engine, lengths: Sequence[int]) -> None:
-        self._texts = [engine.begin(Wanted("bench", bench.prompt(each), CONTEXT - each, LIKELIEST)) for each in lengths]
+    def __init__(self, bench: Bench, engine: Engine, lengths: Sequence[int], key: str = "bench") -> None:
+        self._texts = [engine.begin(Wanted(key, bench.prompt(each), CONTEXT - each, LIKELIEST)) for each in lengths]
         self.times: list[list[float]] = [[] for _ in lengths]
         self._came: asyncio.Queue[None] = asyncio.Queue()
         self._tasks = [asyncio.create_task(self._read(*each)) for each in zip(self._texts, self.times, strict=True)]
@@ -98,8 +99,12 @@ async def together(bench: Bench, engine: Engine, lengths: Sequence[int], num: in
     return found
 
 
-async def one_by_one(bench: Bench, engine: Engine, lengths: Sequence[int]) -> float:
-    """Return the longest wait of a text for its first token, by its fair time, where all begin one after another."""
+async def one_by_one(bench: Bench, engine: Engine, lengths: Sequence[int], keys: Sequence[str]) -> float:
+    """Return the longest wait of a text for its first token, by its fair time, where all begin one after another.
+
+    Args:
+        keys: of who asks for each.
+    """
     alone_s = list[float]()
     for length in (SHORTEST, LONGEST):
         began = time.perf_counter()
@@ -109,7 +114,7 @@ async def one_by_one(bench: Bench, engine: Engine, lengths: Sequence[int]) -> fl
         length = lengths[-1 - number // 2] if number % 2 else lengths[number // 2]
         fair_s.append(float(np.interp(length, (SHORTEST, LONGEST), alone_s)) * (number + 1))
         began_s.append(time.perf_counter())
-        all_texts.append(Texts(bench, engine, [length]))
+        all_texts.append(Texts(bench, engine, [length], keys[number]))
         await asyncio.sleep(OVER_S / len(lengths))
     for texts in all_texts:
         await texts.until([1])
@@ -159,13 +164,14 @@ async def play(options: argparse.Namespace) -> list[list[object]]:
     lengths = np.exp(np.linspace(np.log(SHORTEST), np.log(LONGEST), NUM_TEXTS)).astype(int).tolist()
     equal = [round(sum(lengths) / NUM_TEXTS)] * NUM_TEXTS
     ratios: dict[str, list[float]] = {
-        name: [] for name in ("unequal", "waits", "in pieces", "whole", "again", "others")
+        name: [] for name in ("unequal", "waits", "waits of one", "in pieces", "whole", "again", "others")
     }
     for _ in range(options.turns):
         engine = bench.engine()
         unequal = await together(bench, engine, lengths, options.tokens)
         ratios["unequal"].append(unequal / await together(bench, engine, equal, options.tokens))
-        ratios["waits"].append(await one_by_one(bench, engine, lengths))
+        ratios["waits"].append(await one_by_one(bench, engine, lengths, [f"key {n}" for n in range(NUM_TEXTS)]))
+        ratios["waits of one"].append(await one_by_one(bench, engine, lengths, ["bench"] * NUM_TEXTS))
         first, again, others = await prefix(bench, engine)
         ratios["again"].append(again / first)
         ratios["others"].append(others / first)
@@ -178,6 +184,7 @@ async def play(options: argparse.Namespace) -> list[list[object]]:
     said = {
         "unequal": ("tokens a second: prompts of 16 to 1,500 tokens / of their mean", ">= 0.85"),
         "waits": ("longest wait for a first token, of 32 texts that begin over a minute / its fair time", "<= 4"),
+        "waits of one": ("the same, where one key asks for all", "<= 4"),
         "in pieces": ("99th percentile of gaps: while a prompt is read in pieces / before", "<= 2.2"),
         "whole": ("the same, while it is read whole", ">= 5: else the play shows nothing"),
         "again": ("seconds to the first token: a prompt again / the first time", "<= 0.15"),
