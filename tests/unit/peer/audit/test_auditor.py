@@ -12,10 +12,11 @@ from charters import charter
 from unit.peer.audit.test_heads import STATE, a_row
 from unit.sync.test_governance_audits import ACCUSED, OTHERS, finding
 from weft.clock import VirtualClock
+from weft.cost.audits import MAX_DOUBTING
 from weft.errors import DeadlineExceeded, PayloadError, Refused
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.audit import checks
-from weft.peer.audit.auditor import MAX_DOUBTING, Auditor
+from weft.peer.audit.auditor import Auditor
 from weft.peer.audit.checks import Audit, Checks, NotShown
 from weft.peer.audit.heads import Heads
 from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, MAX_CAME, Found
