@@ -319,8 +319,8 @@ class Holds:
         vector = FLOAT_NBYTES * self.num_parameters
         end = end_nbytes(self.num_parameters, self.has_error)
         each = 2 * state_nbytes(self.num_parameters, self.num_moments) + vector + end + self.has_gradient * vector
-        asked = ceil(LEASE_ROUNDS * self.num_audits) * each  # for as long as it may be asked for
-        return max(MAX_SHOWN * each, min(asked, MAX_SHOWN_NBYTES + each))
+        asked = ceil(LEASE_ROUNDS * self.num_audits)  # for as long as it may be asked for
+        return max(MAX_SHOWN, min(asked, ceil(MAX_SHOWN_NBYTES / each))) * each
 
     @property
     def looked_nbytes(self) -> int:

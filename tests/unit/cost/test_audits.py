@@ -80,9 +80,9 @@ def test_bytes_are_20_to_36_a_parameter_and_what_others_brought_to_a_part() -> N
 def test_memory_is_of_what_is_shown_and_looked_at_and_of_a_trainer_that_is_lent() -> None:
     shown, measured, lent = 2 * 12_000 + 4_000 + 8_000, 5 * 4_000, 2 * 12_000 + 4_000
     beside = measured + lent + 500
-    large = holds(10**6, num_audits=0.4)
-    assert large.shown_nbytes == MAX_SHOWN_NBYTES + 1000 * shown  # in which there is room for more than two
     assert holds(10**8, num_audits=0.4).shown_nbytes == 2 * 10**5 * shown
+    middle = holds(3 * 10**6, num_audits=0.4).shown_nbytes  # of what is as large five are more than enough
+    assert middle == 5 * 3000 * shown > MAX_SHOWN_NBYTES > 4 * 3000 * shown
     assert holds(1000, num_audits=0.4).nbytes == 8 * shown + 3 * 3 * 12_000 + beside  # in twenty rounds eight
     assert holds(1000, num_audits=0.01).nbytes == 2 * shown + 3 * 3 * 12_000 + beside
     assert cost_of(audited(), SPEED).memory_nbytes == holds(1000, num_audits=0.4).nbytes
