@@ -11,6 +11,7 @@ is checked whole (`RoundsFile.fill`), and so is what shows that it has counted a
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
@@ -26,7 +27,7 @@ from weft.keys import Identity
 from weft.ledger.opening import Opening, Slice, is_chunk, is_slice, open_chunk, open_slice
 from weft.store.proving import prove
 from weft.store.rounds import RoundsFile
-from weft.sync.proof import shown
+from weft.sync.proof import Shown, shown
 from weft.sync.records.messages import (
     Accept,
     Certificate,
@@ -194,11 +195,15 @@ def rounds(folder: Path) -> list[tuple[object, ...]]:
         manifest = file.manifest(number)
         assert manifest is not None
         data = encode(prove(file, RUN, Round(number), PeerId(manifest.contributions[0].peer)))
-        took_s, found = timed(lambda data=data: shown(decode(data, WorkProof, max_nbytes=MAX_PROOF_NBYTES)), 3)
+        took_s, found = timed(partial(checked, data), 3)
         if found.round != number or not found.leases:
             raise RuntimeError(f"the proof of round {number} shows something else")
         rows.append((f"one work of round {number:,}, and what was leased for it", len(data), took_s))
     return rows
+
+
+def checked(proof: bytes) -> Shown:
+    return shown(decode(proof, WorkProof, max_nbytes=MAX_PROOF_NBYTES))
 
 
 def main() -> None:
