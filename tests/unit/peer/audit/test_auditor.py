@@ -236,6 +236,7 @@ class Shown:
         self.clock = self.world.clock
         self.head = SimpleNamespace(round=Round(1))
         self.has_come = False
+        self.num_tries = 0
         self.asked = list[Round]()  # in which round it was
         self.ready_from = Round(0)
         state = {LOCAL: torch.arange(300_000.0)}  # of two chunks
@@ -254,6 +255,7 @@ class Shown:
 
     async def _made(self, audit: Audit, answer: AuditAnswer) -> Any:
         """Fetch all of a state as each audit does; then leave it at that."""
+        self.num_tries += 1
         index = await self.looks.index(audit, answer.last, 1, audit.work)
         vectors = await self.looks.pulled(audit, index)
         self.has_come = torch.equal(vectors[LOCAL], torch.arange(300_000.0))
@@ -332,7 +334,8 @@ def test_who_shows_half_a_list_or_another_chunk_than_it_has_named_has_not_answer
     assert found is not None
     assert found.outcome == "unanswered", found
     assert not shown.has_come
-    assert len(served) > 1, "it was fetched again"
+    assert served
+    assert shown.num_tries > 1, "it is asked for again, as long as it may take"
 
 
 @pytest.mark.parametrize("late", [0, 1])
