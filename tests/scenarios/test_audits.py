@@ -367,15 +367,18 @@ def test_where_all_merge_for_themselves_no_owner_is_audited(make_swarm: MakeSwar
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("num", [None, Int8Config().block], ids=["all of it", "one block"])
 def test_an_owner_that_merges_something_else_is_struck_out(
-    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, num: int | None
 ) -> None:
     swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
-    reply = RoundMerger._reply
+    reply, false = RoundMerger._reply, slice(num)
 
     def lie(merger: RoundMerger, work: Any, mean: torch.Tensor) -> Any:
-        is_own = merger is swarm.member("d").life.peer.rounds.merger and work.is_mine
-        return reply(merger, work, mean.mul(-1) if is_own else mean)
+        if merger is swarm.member("d").life.peer.rounds.merger and work.is_mine:
+            assert num is None or len(mean) > num, "the rest of it is right"
+            mean = torch.cat([-mean[false], mean[len(mean[false]) :]])
+        return reply(merger, work, mean)
 
     monkeypatch.setattr(RoundMerger, "_reply", lie)
     play(swarm, BY_EVIDENCE)

@@ -15,7 +15,8 @@ from weft.events import RoundCommitted, StateContradicted, StateJoined, StatesDi
 from weft.ids import Digest, Round
 from weft.ledger.header import HEADER_NBYTES, unpack
 from weft.ledger.tree import Tree, root_of_tops
-from weft.run.trust import RecordedTrust
+from weft.peer.audit import auditor, looking, merges, worker
+from weft.run.trust import AuditedTrust, RecordedTrust
 from weft.store.proving import prove
 from weft.store.rounds import RoundsFile
 from weft.sync.governance import votes_of
@@ -23,6 +24,8 @@ from weft.sync.method.presets import DdpConfig, DiLoCoConfig, MethodConfig, Stre
 from weft.sync.proof import shown
 from weft.sync.records.messages import Accept, Entry, Manifest, RoundNote, header_of, work_of
 from weft.sync.records.proof import Milestone, WorkProof
+from weft.verify import passages
+from weft.verify.draw import drawn
 from weft.wire import Signed, decode, digest_of, encode, seal
 
 RECORDED = RecordedTrust()
@@ -88,6 +91,36 @@ def test_runs_that_record_nothing_name_nothing(make_swarm: MakeSwarm) -> None:
 
     swarm.run(scenario)
     assert {manifest.entry for manifest in swarm.chains.values()} == {UNSET}
+
+
+@pytest.mark.parametrize(
+    ("run", "makes"),
+    [({}, set()), ({"trust": RECORDED}, {"tree"}), ({"trust": AuditedTrust(audit_rate=1.0)}, {"tree", "draw"})],
+    ids=["members", "recorded", "audited"],
+)
+def test_runs_whose_members_believe_each_other_make_no_tree_and_draw_nobody(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, run: dict[str, Any], makes: set[str]
+) -> None:
+    made, begin, draw = set[str](), Tree.__init__, drawn
+
+    def noted(*given: Any) -> None:
+        made.add("tree")
+        begin(*given)
+
+    def drawn_too(*given: Any) -> int | None:
+        made.add("draw")
+        return draw(*given)
+
+    monkeypatch.setattr(Tree, "__init__", noted)
+    for module in (auditor, looking, merges, worker, passages):
+        monkeypatch.setattr(module, "drawn", drawn_too)
+    swarm = make_swarm(method=METHODS[0], num_rounds=3, num_peers=3, learns="draw" in makes, **run)
+
+    async def scenario() -> None:
+        one_replica(await swarm.done(*await swarm.start("abc")))
+
+    swarm.run(scenario)
+    assert made == makes
 
 
 def misnamed(member: Member, name: str = "ab" * 32) -> None:

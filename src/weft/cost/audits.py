@@ -14,6 +14,18 @@
                                  the state after it, too: 1 + m more
               a (n - 1) / n      payloads
 
+Memory of a peer at most, in vectors of 4 N bytes, with the state before and after a step 1 + m each:
+
+    shown     2 (2 (1 + m) + 2 + c)    for two audits at a time: both states, what the lease began and ended with; one
+                                       more for the gradient in exact numbers. Small ones are kept for all who asked in
+                                       the last twenty rounds, up to 512 MiB
+    looked    (d + 2) 3 (1 + m)        the state before, its own after and the other's: of d works that are drawn, and
+                                       of two at a time that one member doubts (two more of each further member).
+                                       d = min(r t, n - 1), and one at least
+    lent      2 (1 + m) + 1            where the trainer makes other steps, one at a time: its own state, a kept one
+    measured  5                        how far two vectors lie apart, in float64
+    merged    a payload
+
 Each peer is worker and auditor of as many in the mean. Where all share a machine, what one does is taken from all.
 Where each has its own, a round waits for who has most to do again, or goes on without it. It is audited at all with
 the chance q, and then any part of what lies between two kept states is as likely as another:
@@ -33,7 +45,7 @@ is not counted.
 """
 
 from dataclasses import dataclass
-from math import sqrt
+from math import ceil, sqrt
 from typing import NamedTuple
 
 from weft.cost.training import Traffic
@@ -56,8 +68,13 @@ class Kept(NamedTuple):
         return max(self.rounds, int(self.seconds / round_s)) + 1
 
 
-# Of steps that a peer shows its auditors at a time; where all of them are small, more.
+# Of steps that a peer shows its auditors at a time; where all of them are small, more, up to so many bytes.
 MAX_SHOWN = 2
+MAX_SHOWN_NBYTES = 512 << 20
+MAX_DOUBTING = 2  # audits at a time because of what one member doubts
+LEASE_ROUNDS = 20  # at least, for which a peer can be asked for what its leases came to
+NUM_STATES = 3  # that an audit holds: before the steps, after them as this machine made them, and as the other has it
+MEASURED = 5  # vectors: two in float64 and what they are made of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +104,7 @@ class Audited:
         has_error: what a codec has left is a vector, too.
         num_steps: of a lease.
         payload_nbytes: of one whole contribution. `merged_nbytes`: of the result of one part.
+        has_gradient: as of `Holds`.
     """
 
     customs: Customs
@@ -100,6 +118,7 @@ class Audited:
     num_steps: int
     payload_nbytes: int
     merged_nbytes: int
+    has_gradient: bool = False
 
     @property
     def every(self) -> int:
@@ -110,8 +129,19 @@ class Audited:
     def num_audits(self) -> float:
         """Return how many audits a contribution can expect in the mean of all rounds."""
         first = min(self.customs.num_new, self.num_rounds) / self.num_rounds
-        most = float(self.num_members - 1)
-        return first * min(self.customs.times * self.rate, most) + (1 - first) * min(self.rate, most)
+        of_new, later = (most_audits(self.rate, times, self.num_members) for times in (self.customs.times, 1.0))
+        return first * of_new + (1 - first) * later
+
+    @property
+    def holds(self) -> "Holds":
+        return Holds(
+            num_parameters=self.num_parameters,
+            num_moments=self.num_moments,
+            has_error=self.has_error,
+            payload_nbytes=self.payload_nbytes,
+            has_gradient=self.has_gradient,
+            num_audits=most_audits(self.rate, self.customs.times, self.num_members),
+        )
 
     @property
     def state_nbytes(self) -> int:
@@ -151,7 +181,7 @@ class AuditCost:
         traffic: on average.
         step_nbytes: that one audit of training steps fetches: where machines come to the same, and where not.
         part_nbytes: that one audit of a part fetches.
-        memory_nbytes: on the host at most, while it is audited by two and audits one.
+        memory_nbytes: on the host at most, as of `Holds`.
         lease_nbytes, between_nbytes, payloads_nbytes: of what it keeps on its disk of each round.
     """
 
@@ -209,9 +239,7 @@ def cost_of(audited: Audited, speed: Speed) -> AuditCost:
         traffic=Traffic(mean, mean),
         step_nbytes=(least, least + audited.state_nbytes),
         part_nbytes=part,
-        memory_nbytes=memory_nbytes(
-            audited.num_parameters, audited.num_moments, audited.has_error, audited.payload_nbytes
-        ),
+        memory_nbytes=audited.holds.nbytes,
         lease_nbytes=audited.state_nbytes + audited.end_nbytes,
         between_nbytes=inside * audited.state_nbytes,
         # its own, what was brought to its part, and the result of another's
@@ -268,13 +296,49 @@ def end_nbytes(num_parameters: int, has_error: bool) -> int:
     return FLOAT_NBYTES * num_parameters * (1 + has_error)
 
 
-def memory_nbytes(num_parameters: int, num_moments: int, has_error: bool, payload_nbytes: int) -> int:
-    """Return the bytes on the host that a peer holds at most: what it shows to as many as it may, three states, and a
-    payload.
+@dataclass(frozen=True, kw_only=True)
+class Holds:
+    """What decides how much memory audits take of a peer.
 
     Args:
-        has_error, payload_nbytes: as of `Audited`.
+        num_moments, has_error, payload_nbytes: as of `Audited`.
+        has_gradient: of a step that it shows a peer signs the gradient, too: in exact numbers.
+        num_audits: that a contribution can expect in a round, and that each makes, as of newcomers.
     """
-    state = state_nbytes(num_parameters, num_moments)
-    shown = 2 * state + FLOAT_NBYTES * num_parameters + end_nbytes(num_parameters, has_error)
-    return MAX_SHOWN * shown + 3 * state + payload_nbytes
+
+    num_parameters: int
+    num_moments: int
+    has_error: bool
+    payload_nbytes: int
+    has_gradient: bool
+    num_audits: float
+
+    @property
+    def shown_nbytes(self) -> int:
+        """Return the bytes of what it shows to those who audit it."""
+        vector = FLOAT_NBYTES * self.num_parameters
+        end = end_nbytes(self.num_parameters, self.has_error)
+        each = 2 * state_nbytes(self.num_parameters, self.num_moments) + vector + end + self.has_gradient * vector
+        asked = ceil(LEASE_ROUNDS * self.num_audits)  # for as long as it may be asked for
+        return max(MAX_SHOWN, min(asked, ceil(MAX_SHOWN_NBYTES / each))) * each
+
+    @property
+    def looked_nbytes(self) -> int:
+        """Return the bytes of what it looks at."""
+        state, num_drawn = state_nbytes(self.num_parameters, self.num_moments), max(1, ceil(self.num_audits))
+        return (num_drawn + MAX_DOUBTING) * NUM_STATES * state + MEASURED * FLOAT_NBYTES * self.num_parameters
+
+    @property
+    def lent_nbytes(self) -> int:
+        """Return the bytes of what is put aside, and read, while its trainer makes other steps than its own."""
+        return 2 * state_nbytes(self.num_parameters, self.num_moments) + FLOAT_NBYTES * self.num_parameters
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes on the host at most."""
+        return self.shown_nbytes + self.looked_nbytes + self.lent_nbytes + self.payload_nbytes
+
+
+def most_audits(rate: float, times: float, num_members: int) -> float:
+    """Return how many audits a contribution can expect in a round in which all are audited `times` as often."""
+    return min(rate * times, num_members - 1.0)

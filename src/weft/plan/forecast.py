@@ -28,6 +28,7 @@ from weft.plan.processor import merge_s, processor_time, sent_nbytes
 from weft.plan.question import Machines, Question
 from weft.plan.timing import Kind, Load, RoundTime
 from weft.run.config import DpoConfig
+from weft.sync import costs
 from weft.sync.costs import audit_memory_nbytes, num_moments, peer_memory
 from weft.sync.merge.method import most_sent
 from weft.sync.method.choices import NesterovConfig
@@ -240,6 +241,7 @@ def _audits(question: Question, load: Load, leased: dict[str, int]) -> AuditCost
         num_steps=max(1, leased[slowest.name] // question.tokens_per_step),
         payload_nbytes=load.payload_nbytes,
         merged_nbytes=max(load.merged_nbytes),
+        has_gradient=trust.signs_gradients,
     )
     is_free = slowest.is_processor_free
     speed = Speed(
@@ -356,6 +358,30 @@ def hold(question: Question, machines: Machines) -> Hold:
     )
 
 
+def audits_nbytes(question: Question) -> int:
+    """Return the bytes on the host that audits take of a member at most."""
+    if (trust := question.audits) is None:
+        return 0
+    return audit_memory_nbytes(
+        question.choices,
+        question.train.optimizer,
+        tuple(span.shape for span in layout(question.model)),
+        question.num_parameters,
+        question.num_peers,
+        rate=trust.audit_rate,
+        has_gradient=trust.signs_gradients,
+    )
+
+
+def evidence_nbytes(question: Question) -> int:
+    """Return the bytes beside that, which a member takes if it has them, where a fault was found; of running text."""
+    trust, train = question.audits, question.train
+    if trust is None or not trust.signs_gradients:
+        return 0
+    micro_batch = trust.micro_batch or train.batch_size
+    return costs.evidence_nbytes(question.model, question.choices, train.batch_size, train.seq_len, micro_batch)
+
+
 def _held(question: Question, machines: Machines, micro_batch: int) -> tuple[int, int]:
     """Return the bytes on the device and on the host, as `training.device.needed_nbytes` splits them.
 
@@ -372,9 +398,7 @@ def _held(question: Question, machines: Machines, micro_batch: int) -> tuple[int
         num_rounds=math.ceil(question.train.tokens / (num_peers * choices.every * question.tokens_per_step)),
         activations=_activation_nbytes(question, machines, micro_batch),
     )
-    more = _group_nbytes(question)
-    if question.audits is not None:
-        more += audit_memory_nbytes(choices, question.train.optimizer, shapes, num)
+    more = _group_nbytes(question) + audits_nbytes(question)
     frozen = cost.vector_nbytes(num_base_parameters(question.model))
     if isinstance(question.train.loss, DpoConfig):
         frozen += cost.vector_nbytes(num)

@@ -50,6 +50,11 @@ class AuditedTrust(Config, frozen=True, kw_only=True, tag_field="type", tag="aud
     def is_exact(self) -> bool:
         return self.numerics == "exact"
 
+    @property
+    def signs_gradients(self) -> bool:
+        """Whether a worker signs the gradient of what it shows: its bits prove something, and it is of one step."""
+        return self.is_exact and self.trace_every == 1
+
 
 TrustConfig = MembersTrust | RecordedTrust | AuditedTrust
 Recorded = RecordedTrust | AuditedTrust

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from weft.errors import DataError
 from weft.ids import PeerId, Round, RunId, short
 from weft.ledger.tree import Tree
-from weft.store.rounds import RoundsFile, is_past
+from weft.store.rounds import MAX_MANIFESTS, RoundsFile, is_past
 from weft.sync.proof import is_signed, tokens_in
 from weft.sync.records.messages import Counted, GroupRecord, Manifest
 from weft.sync.records.proof import WorkProof, is_opening
@@ -45,7 +45,10 @@ def prove(file: RoundsFile, run: RunId, round: Round, peer: PeerId) -> WorkProof
     if newest is None or round > newest:
         raise DataError(f"round {round} is not here: the newest is {newest}.")
     if manifest is None:
-        raise DataError(f"this machine was not there in round {round}. Ask for the proof on one that was.")
+        raise DataError(
+            f"of round {round} the header alone is here: this machine was not there, or that is more than "
+            f"{MAX_MANIFESTS:,} rounds ago. Make the proof where it is whole, as in a copy of an older rounds.db."
+        )
     place = counted_in(manifest, file.groups(round), peer)
     if place is None:
         raise DataError(f"round {round} counts nothing of {short(peer)}, as far as this machine knows.")

@@ -11,6 +11,7 @@ from weft.codec.codec import Codec
 from weft.cost import audits
 from weft.cost import training as cost
 from weft.cost.training import Traffic
+from weft.model.config import ModelConfig
 from weft.sync.merge.method import Shapes, build_basis, most_sent
 from weft.sync.method.choices import (
     AdamWConfig,
@@ -27,6 +28,10 @@ from weft.sync.method.choices import (
 )
 from weft.sync.method.graph import mixing
 from weft.sync.round.shares import num_drawn
+from weft.verify.evidence.operations import program_for
+from weft.verify.evidence.program.evaluate import room_nbytes
+from weft.verify.evidence.shown import Unproven
+from weft.verify.suspicion import TIMES
 
 
 def peer_memory(
@@ -69,14 +74,43 @@ def peer_memory(
     )
 
 
-def audit_memory_nbytes(choices: Choices, optimizer: OptimizerConfig, shapes: Shapes, num: int) -> int:
+def audit_memory_nbytes(
+    choices: Choices,
+    optimizer: OptimizerConfig,
+    shapes: Shapes,
+    num: int,
+    num_members: int,
+    *,
+    rate: float,
+    has_gradient: bool,
+) -> int:
     """Return the bytes that a member whose steps are audited holds for that, at most, on the host.
 
     Args:
         shapes, num: as of `peer_memory`.
+        rate: of audits. `has_gradient`: as of `weft.cost.audits.Holds`.
     """
-    payload_nbytes = build(choices.codec).nbytes(most_sent(choices, shapes, num))
-    return audits.memory_nbytes(num, num_moments(optimizer), choices.feedback is not None, payload_nbytes)
+    return audits.Holds(
+        num_parameters=num,
+        num_moments=num_moments(optimizer),
+        has_error=choices.feedback is not None,
+        payload_nbytes=build(choices.codec).nbytes(most_sent(choices, shapes, num)),
+        has_gradient=has_gradient,
+        num_audits=audits.most_audits(rate, TIMES, num_members),
+    ).nbytes
+
+
+def evidence_nbytes(model: ModelConfig, method: Choices, samples: int, tokens: int, micro_batch: int) -> int:
+    """Return the bytes that are to be free where somebody looks for what shows a gradient in exact numbers to be false;
+    0: of such steps nothing shows it.
+
+    Args:
+        samples, tokens, micro_batch: as of `weft.verify.evidence.operations.program_for`.
+    """
+    try:
+        return room_nbytes(program_for(model, method, samples, tokens, micro_batch))
+    except Unproven:
+        return 0
 
 
 def _rule_nbytes(rule: Rule, num_electors: int) -> int:

@@ -35,6 +35,7 @@ from weft.run.machine import CapsConfig, PeerConfig
 from weft.run.staged import StagedConfig
 from weft.run.trust import AuditedTrust
 from weft.sync.costs import audit_memory_nbytes, peer_memory
+from weft.sync.costs import evidence_nbytes as evidence_of
 from weft.texts.section import codec_of, kind_with
 from weft.training.text_memory import TextMemory, answer_memory, text_memory
 
@@ -272,9 +273,30 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
 
 def audits_nbytes(run: Genesis) -> int:
     """Return the bytes of main memory that audits take of a member at most; nothing in a run that has none."""
-    if not isinstance(run, RunConfig) or not isinstance(run.trust, AuditedTrust) or isinstance(run, StagedConfig):
+    trust = run.trust
+    if not isinstance(run, RunConfig) or not isinstance(trust, AuditedTrust) or isinstance(run, StagedConfig):
         return 0
-    return audit_memory_nbytes(run.method, run.train.optimizer, run.vector.tensors, run.num_parameters)
+    return audit_memory_nbytes(
+        run.method,
+        run.train.optimizer,
+        run.vector.tensors,
+        run.num_parameters,
+        _ASSUMED_PEERS,
+        rate=trust.audit_rate,
+        has_gradient=trust.signs_gradients,
+    )
+
+
+def evidence_nbytes(run: Genesis) -> int:
+    """Return the bytes of main memory beside that, which a member takes if it has them where a fault was found
+    (`weft.sync.costs.evidence_nbytes`)."""
+    trust = run.trust
+    if not isinstance(run, RunConfig) or not isinstance(trust, AuditedTrust) or run.data.has_rows:
+        return 0
+    if not trust.signs_gradients:
+        return 0
+    samples = run.train.batch_size
+    return evidence_of(run.model, run.method, samples, run.train.seq_len, trust.micro_batch or samples)
 
 
 def _activation_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch: int) -> int:

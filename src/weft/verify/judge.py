@@ -4,8 +4,11 @@
     threshold   of fp32 1.5e-4, of bf16 2.5e-2; of the optimizer's numbers in bf16 3e-2; exact: equal bits
     new         with AdamW's first step each parameter goes one step along the sign of its gradient: where that is next
                 to nothing, rounding turns the sign. In bf16 that is 0.25 more
-    moments     in fp32 the parameters may lie up to 2.5e-2 apart where AdamW makes them of the peer's own moments, and
-                those lie at most 1.5e-5 apart: where a gradient is next to nothing, rounding turns its sign, too
+    moments     of one step: in fp32 the parameters may lie up to 2.5e-2 apart where AdamW makes them of the peer's own
+                moments, and those lie at most 1.5e-5 apart: where a gradient is next to nothing, rounding turns its
+                sign, too
+    rounding    of the steps of a lease: in fp32 as far apart as they lead from parameters that are 2^-18 of themselves
+                off, 2.5e-2 at most
 
 Machines of other instruction sets, threads or makers round otherwise. One step in fp32 ended at most 2.1e-6 apart, in
 bf16 8.1e-3 (benchmarks/reports/audit_steps.md). The least that a cheat made of it was 1.0e-2, by a learning rate one
@@ -26,6 +29,7 @@ ONE_STEP: dict[Numerics, float] = {"fp32": 1.5e-4, "bf16": 2.5e-2, "exact": NONE
 FIRST: dict[Numerics, float] = {"fp32": 0.0, "bf16": 0.25, "exact": 0.0}
 MOMENTS: dict[Numerics, float] = {"fp32": 1.5e-4, "bf16": 3e-2, "exact": NONE}
 FOLLOWED, OF_FOLLOWED = 2.5e-2, 1.5e-5  # parameters, and the moments that they follow
+ROUNDING = 2.0**-18  # of themselves: by so much parameters are off where one looks how far rounding leads in fp32
 
 
 def threshold(numerics: Numerics, num_steps: int, *, is_new: bool = False) -> float:
@@ -41,6 +45,17 @@ def threshold(numerics: Numerics, num_steps: int, *, is_new: bool = False) -> fl
 def threshold_of_moments(numerics: Numerics, num_steps: int) -> float:
     """Return the same of the optimizer's numbers, which a gradient's rounding reaches undamped."""
     return MOMENTS[numerics] * sqrt(num_steps)
+
+
+def widened(num_steps: int, usual: float, rounded: float) -> float:
+    """Return the largest distance in fp32 that is held for honest after so many steps, where these are such that
+    rounding leads farther than is usual.
+
+    Args:
+        usual: as of `threshold`, or of `threshold_of_moments`.
+        rounded: how far parameters that are off by `ROUNDING` lead by these very steps.
+    """
+    return max(usual, min(rounded, FOLLOWED * sqrt(num_steps)))
 
 
 @dataclass(frozen=True)

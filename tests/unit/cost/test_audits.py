@@ -5,7 +5,19 @@ from typing import Any
 
 import pytest
 
-from weft.cost.audits import MAX_BETWEEN, Audited, Customs, Kept, Speed, cost_of, longest_part, num_between, spacing
+from weft.cost.audits import (
+    MAX_BETWEEN,
+    MAX_SHOWN_NBYTES,
+    Audited,
+    Customs,
+    Holds,
+    Kept,
+    Speed,
+    cost_of,
+    longest_part,
+    num_between,
+    spacing,
+)
 from weft.cost.training import Traffic
 
 CUSTOMS = Customs(times=4.0, num_new=10, leases=Kept(20, 150.0), parts=Kept(16, 120.0), between=Kept(2, 30.0))
@@ -31,6 +43,19 @@ def audited(**fields: Any) -> Audited:
     return Audited(**(usual | fields))
 
 
+def holds(num: int, **fields: Any) -> Holds:
+    """Of so many parameters, and a codec that leaves something."""
+    usual: dict[str, Any] = {
+        "num_parameters": num,
+        "num_moments": 2,
+        "has_error": True,
+        "payload_nbytes": 500,
+        "has_gradient": False,
+        "num_audits": 0.1,
+    }
+    return Holds(**(usual | fields))
+
+
 def test_each_state_is_hashed_and_the_one_that_a_lease_begins_with() -> None:
     assert cost_of(audited(), SPEED).hash_s == pytest.approx(11 * 12_000 * 1e-6)
     assert cost_of(audited(trace_every=5), SPEED).hash_s == pytest.approx(3 * 12_000 * 1e-6)
@@ -52,10 +77,24 @@ def test_bytes_are_20_to_36_a_parameter_and_what_others_brought_to_a_part() -> N
     assert cost_of(audited(num_moments=0, has_error=False), SPEED).step_nbytes == (12_000, 16_000)
 
 
-def test_memory_is_of_two_that_look_and_one_that_is_looked_at() -> None:
-    shown, states = 2 * (2 * 12_000 + 4_000 + 8_000), 3 * 12_000
-    assert cost_of(audited(), SPEED).memory_nbytes == shown + states + 500
-    assert cost_of(audited(has_error=False), SPEED).memory_nbytes == 2 * 32_000 + states + 500
+def test_memory_is_of_what_is_shown_and_looked_at_and_of_a_trainer_that_is_lent() -> None:
+    shown, measured, lent = 2 * 12_000 + 4_000 + 8_000, 5 * 4_000, 2 * 12_000 + 4_000
+    beside = measured + lent + 500
+    assert holds(10**8, num_audits=0.4).shown_nbytes == 2 * 10**5 * shown
+    middle = holds(3 * 10**6, num_audits=0.4).shown_nbytes  # of what is as large five are more than enough
+    assert middle == 5 * 3000 * shown > MAX_SHOWN_NBYTES > 4 * 3000 * shown
+    assert holds(1000, num_audits=0.4).nbytes == 8 * shown + 3 * 3 * 12_000 + beside  # in twenty rounds eight
+    assert holds(1000, num_audits=0.01).nbytes == 2 * shown + 3 * 3 * 12_000 + beside
+    assert cost_of(audited(), SPEED).memory_nbytes == holds(1000, num_audits=0.4).nbytes
+    assert holds(1000, has_error=False).shown_nbytes == 2 * 32_000
+    assert holds(1000, has_error=False, has_gradient=True).shown_nbytes == 2 * 36_000
+
+
+@pytest.mark.parametrize(("num_audits", "num_works"), [(0.01, 3), (0.4, 3), (1.0, 3), (1.5, 4), (4.0, 6)])
+def test_three_states_are_held_of_each_work_that_is_drawn_and_of_two_that_are_doubted(
+    num_audits: float, num_works: int
+) -> None:
+    assert holds(1000, num_audits=num_audits).looked_nbytes == num_works * 3 * 12_000 + 5 * 4_000
 
 
 def test_the_disk_keeps_so_many_rounds_and_in_short_ones_so_many_seconds() -> None:

@@ -6,7 +6,7 @@ import torch
 from unit.plan.asked import HOME, MODEL, machines, question, train
 from weft.codec.config import Int8Config
 from weft.model.config import num_parameters
-from weft.plan.forecast import forecast, load_of, pace_of
+from weft.plan.forecast import audits_nbytes, evidence_nbytes, forecast, load_of, pace_of
 from weft.plan.methods import rows
 from weft.run.trust import AuditedTrust, RecordedTrust
 from weft.store.chunks import state_index
@@ -76,3 +76,17 @@ def test_states_are_as_large_as_what_members_hash() -> None:
     assert found is not None
     least, most = found.step_nbytes
     assert (most - least) * 1000 == sum(4 * each.num for each in index.vectors) * num_parameters(MODEL)
+
+
+def test_memory_is_of_as_many_audits_as_are_drawn_at_a_time() -> None:
+    """And evidence takes some beside it in exact numbers, where single steps are named: nobody has to have that."""
+    exact, num = AuditedTrust(numerics="exact"), num_parameters(MODEL)
+    rates = [audits_nbytes(question(machines(count=8), trust=AuditedTrust(audit_rate=rate))) for rate in (0.1, 1.0)]
+    assert rates[1] - rates[0] >= 3 * 3 * 12 * num  # four works of a member in place of one
+    (without,), (found,) = forecast(question()).memory, forecast(question(trust=TRUST)).memory
+    assert found.on_host == without.on_host + audits_nbytes(question(trust=TRUST))
+    assert audits_nbytes(question(trust=exact)) > audits_nbytes(question(trust=TRUST)) > 200 * num
+    assert evidence_nbytes(question(trust=exact)) > 16 * num
+    others = (TRUST, RecordedTrust(), AuditedTrust(numerics="exact", trace_every=2))
+    assert [evidence_nbytes(question(trust=each)) for each in others] == [0, 0, 0]
+    assert audits_nbytes(question()) == 0

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from weft import wire
 from weft.errors import WireError
+from weft.ledger.tree import Tree
 from weft.store.chunks import chunk_digests, chunks, raw, replica_digest, state_index
 from weft.sync.records.index import CHUNK_NBYTES, StateIndex, VectorIndex
+from weft.wire import digest_of
 
 NUM = CHUNK_NBYTES // 4  # numbers in a chunk
 
@@ -53,6 +55,27 @@ def test_an_index_names_vectors_in_order_and_travels_as_a_record() -> None:
     assert [len(each.chunks) for each in index.vectors] == [1, 2]
     assert index.nbytes == 4 * (NUM + 4)
     assert wire.decode(wire.encode(index), StateIndex) == index
+
+
+@pytest.mark.parametrize(
+    ("some", "others"),
+    [(0x0000_0000, 0x8000_0000), (0x0000_0000, 0x0000_0001), (0x0000_0001, 0x8000_0001), (0x007F_FFFF, 0x0080_0000)],
+    ids=["zero and its negative", "zero and the least number", "least numbers", "denormal and normal"],
+)
+def test_numbers_that_are_equal_or_next_to_nothing_have_names_of_their_own(some: int, others: int) -> None:
+    """A state is its bits: what equals another, or is flushed to it, is another under the root over a work's states."""
+    states = [vector(5), vector(5)]
+    for each, bits in zip(states, (some, others), strict=True):
+        each.view(torch.int32)[2] = torch.tensor([bits], dtype=torch.uint32).view(torch.int32)
+    one, other = (digest_of(state_index({"local": each})) for each in states)
+    assert one != other
+    first = bytes(32)
+    assert Tree([first, bytes.fromhex(one)]).root() != Tree([first, bytes.fromhex(other)]).root()
+    for each in states:  # and comes as it is where it is fetched
+        target = torch.ones(5)
+        for place, chunk in zip(chunks(target), chunks(each), strict=True):
+            place[:] = bytes(chunk)
+        assert torch.equal(target.view(torch.int32), each.view(torch.int32))
 
 
 @given(place=st.integers(0, 2 * NUM + 4), bit=st.integers(0, 31))

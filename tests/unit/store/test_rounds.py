@@ -14,6 +14,7 @@ from weft.ids import Attempt, BranchId, PeerId, Round, RunId, Tokens
 from weft.keys import Identity
 from weft.ledger.header import HEADER_NBYTES
 from weft.ledger.tree import Tree
+from weft.store import rounds as module
 from weft.store.proving import prove
 from weft.store.rounds import RoundsFile
 from weft.sync.proof import followed, shown
@@ -248,6 +249,28 @@ def test_what_cannot_be_proved_is_said(tmp_path: Path, round: int, peer: set[Pee
     file = kept(tmp_path / "rounds.db", chain(6, MEMBERS))
     with pytest.raises(DataError, match=why):
         prove(file, RUN, Round(round), min(peer))
+
+
+def test_of_a_round_of_which_the_header_alone_is_kept_only_a_proof_of_before_shows_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it costs to keep the newest rounds alone: nobody can show any more what an older one has counted."""
+    monkeypatch.setattr(module, "MAX_MANIFESTS", 4)
+    rounds = chain(6, MEMBERS)
+    path = tmp_path / "rounds.db"
+    file = kept(path, rounds)
+    early = prove(file, RUN, Round(2), MEMBERS[1])
+    for _ in range(4):
+        rounds.append(following(rounds[-1]))
+        file.put(rounds[-1], milestone_of(rounds[-1], MEMBERS))
+    assert [file.manifest(number) is None for number in (4, 5, 6)] == [True, True, False]
+    assert file.is_whole(RUN, rounds[-1])
+    for peer in MEMBERS:
+        with pytest.raises(DataError, match=r"of round 2 the header alone is here: .* rounds ago"):
+            prove(file, RUN, Round(2), peer)
+    assert shown(early).round == 2
+    assert shown(early).tokens == {MEMBERS[1]: Tokens(2)}
+    assert file.headers(2, 1) == early.header, "the header is the same, and tells nothing of who was counted"
 
 
 def test_a_proof_shows_what_had_been_leased(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from weft.cost import training as cost
 from weft.errors import ConfigError, TooLarge
 from weft.model.config import named, num_parameters
 from weft.run import host
+from weft.run.amend import first_charter
 from weft.run.machine import CapsConfig, PeerConfig
 from weft.run.trust import AuditedTrust, RecordedTrust
-from weft.sync.method.presets import DdpConfig, DiLoCoConfig
+from weft.sync.method.presets import DdpConfig, DiLoCoConfig, FedAvgConfig
 from weft.training import device as module
 from weft.training.device import (
     Device,
@@ -24,11 +25,14 @@ from weft.training.device import (
     check_fits,
     choose,
     decoder,
+    evidence_nbytes,
     host_free_nbytes,
     is_out_of_memory,
     limit_memory,
     needed_nbytes,
 )
+from weft.verify.evidence.operations import program_of
+from weft.verify.evidence.program.evaluate import room_nbytes
 
 CPU = Device(torch.device("cpu"), "fp32", "cpu")
 GPU = Device(torch.device("cuda", 0), "bf16", "a GPU")
@@ -130,11 +134,23 @@ def test_what_a_cpu_needs_is_what_the_closed_form_says(monkeypatch: pytest.Monke
     assert check_fits(run, PeerConfig(has_recompute=True), CPU) > 8
 
 
+def test_evidence_takes_memory_where_single_steps_are_signed_in_exact_numbers() -> None:
+    run = run_config(DiLoCoConfig(), batch_size=8)
+    exact = replace(run, trust=AuditedTrust(numerics="exact", micro_batch=2))
+    assert evidence_nbytes(exact) == room_nbytes(program_of(first_charter(exact))) > 16 * num_parameters(MODEL)
+    whole = replace(run, trust=AuditedTrust(numerics="exact"))
+    assert evidence_nbytes(whole) > evidence_nbytes(exact)
+    for trust in (AuditedTrust(), RecordedTrust(), AuditedTrust(numerics="exact", trace_every=2)):
+        assert evidence_nbytes(replace(run, trust=trust)) == 0
+    pulled = run_config(FedAvgConfig(proximal=0.1), batch_size=8)
+    assert evidence_nbytes(replace(pulled, trust=AuditedTrust(numerics="exact"))) == 0
+
+
 def test_audits_take_memory_of_the_host_beside_training(monkeypatch: pytest.MonkeyPatch) -> None:
     run, num = run_config(DiLoCoConfig(), batch_size=8), num_parameters(MODEL)
     audited = replace(run, trust=AuditedTrust())
-    shown, states = 32 * num, 3 * 12 * num
-    assert audits_nbytes(audited) == 2 * shown + states + build(Int8Config()).nbytes(num)
+    shown, looked, lent = 32 * num, (3 * 3 * 12 + 20) * num, 28 * num
+    assert audits_nbytes(audited) == 8 * shown + looked + lent + build(Int8Config()).nbytes(num)
     assert audits_nbytes(run) == audits_nbytes(replace(run, trust=RecordedTrust())) == 0
     for place in (CPU, GPU):
         plain, more = needed_nbytes(run, PeerConfig(), place, 8), needed_nbytes(audited, PeerConfig(), place, 8)
@@ -144,7 +160,7 @@ def test_audits_take_memory_of_the_host_beside_training(monkeypatch: pytest.Monk
         module, "host_free_nbytes", lambda: int(needed_nbytes(run, PeerConfig(), CPU, 8)["cpu"] / 0.9) + 1
     )
     assert check_fits(run, PeerConfig(), CPU) == 8
-    with pytest.raises(TooLarge, match=r"0\.00 GB of it for audits"):
+    with pytest.raises(TooLarge, match=r"0\.01 GB of it for audits"):
         check_fits(audited, PeerConfig(), CPU)
 
 

@@ -19,6 +19,7 @@ import msgspec
 
 from weft.cli.doctor.findings import Fact, Finding
 from weft.cli.plan import question as asked
+from weft.cli.plan.show import for_evidence
 from weft.cli.plan.speed_here import Here, measure_cut, usual_s
 from weft.cli.settings import run_file
 from weft.clock import Clock
@@ -325,18 +326,23 @@ def _fit(run: RunConfig, shown: Terms, home: Path, settings: PeerConfig) -> Find
     except ConfigError as error:
         return Finding("fit", "block", f"{run.name}: {error}", facts=facts)
     what = f"stage {' and '.join(stages)}, " if stages else ""
-    audits = f" and {figures.nbytes(shown.audits_nbytes)} for audits" if shown.audits_nbytes else ""
     text = (
         f"{run.name}: {what}{figures.amount(shown.num_parameters)} parameters; "
         f"{'to draw texts, and ' * shown.draws_texts}to train {several(shown.micro_batch, 'sample')} at a time takes "
         f"about {figures.nbytes(shown.process_nbytes + shown.memory_nbytes)} of memory, "
-        f"{figures.nbytes(shown.process_nbytes)} of it for the program itself{audits}; "
+        f"{figures.nbytes(shown.process_nbytes)} of it for the program itself"
+        f"{_for_audits(shown.audits_nbytes, here.evidence_nbytes(run))}; "
         f"{figures.nbytes(sum(free.values()))} are free. It takes "
         f"{figures.nbytes(shown.disk_nbytes)} of disk, of {figures.nbytes(room)}"
     )
     if shown.disk_nbytes > room:
         return Finding("fit", "note", text, "free disk, or choose another home: --home FOLDER", facts)
     return Finding("fit", "ok", text, facts=facts)
+
+
+def _for_audits(nbytes: int, evidence_nbytes: int) -> str:
+    """Return in words what of it is for audits, and what evidence takes beside; nothing where there are none."""
+    return f" and {figures.nbytes(nbytes)} for audits{for_evidence(evidence_nbytes)}" if nbytes else ""
 
 
 def _fit_of_file(
@@ -367,11 +373,14 @@ def _fit_of_file(
             needed, num_samples = sum(told[0].values()), told[1]
         has_room = has_room or told is not None
         what = f"to train {several(num_samples, 'sample')} at a time"
-    program = here.program_nbytes(device)
+    program, audits = here.program_nbytes(device), ""
+    if trained.stages == 1:
+        audits = _for_audits(forecast.audits_nbytes(question), forecast.evidence_nbytes(question))
     facts: dict[str, Fact] = {"num_parameters": num, "needed_nbytes": needed, "free_nbytes": free}
     text = (
         f"{figures.amount(num)} parameters: {what} takes about {figures.nbytes(needed + program)} of memory, "
-        f"{figures.nbytes(program)} of it for the program itself; {figures.nbytes(free)} are free on {device.name}"
+        f"{figures.nbytes(program)} of it for the program itself{audits}; {figures.nbytes(free)} are free on "
+        f"{device.name}"
     )
     if has_room:
         return Finding("fit", "ok", text, facts=facts)

@@ -13,7 +13,7 @@ from weft.cost.pipeline import BASE_NBYTES
 from weft.dashboard import figures
 from weft.ids import several
 from weft.launch.terms import CHECKPOINT_VECTORS, DAY_S
-from weft.plan.forecast import Bill, Forecast, Hold, Part
+from weft.plan.forecast import Bill, Forecast, Hold, Part, evidence_nbytes
 from weft.plan.loss import FEW_ROUNDS
 from weft.plan.methods import Row, name_of
 from weft.plan.profiles import known
@@ -113,7 +113,7 @@ def _audits_in_short(plan: Forecast) -> Iterator[str]:
         "audits",
         f"{plan.pace.audited_speed:.0%} of the speed without, {moved} a round of these bytes, up to "
         f"{figures.nbytes(cost.memory_nbytes)} of this memory for moments; beside it "
-        f"{figures.nbytes(plan.pace.kept_nbytes)} of disk",
+        f"{figures.nbytes(plan.pace.kept_nbytes)} of disk{for_evidence(evidence_nbytes(plan.question))}",
     )
 
 
@@ -144,8 +144,14 @@ def _audits(plan: Forecast) -> Iterator[str]:
     yield from titled(
         "",
         f"up to {figures.nbytes(cost.memory_nbytes)} of the machine's own memory for moments, in the figure above, and "
-        f"{figures.nbytes(plan.pace.kept_nbytes)} of disk, beside the others",
+        f"{figures.nbytes(plan.pace.kept_nbytes)} of disk, beside the others"
+        f"{for_evidence(evidence_nbytes(plan.question))}",
     )
+
+
+def for_evidence(nbytes: int) -> str:
+    """Return in words what looking for evidence takes beside all other memory; nothing where there is none."""
+    return f"; {figures.nbytes(nbytes)} of memory more, if they are free, where a fault was found" if nbytes else ""
 
 
 def _taken(asked: Asked, plan: Forecast) -> str:
@@ -386,6 +392,7 @@ def _audits_tree(plan: Forecast) -> dict[str, Any] | None:
     if (found := plan.pace.audits) is None:
         return None
     tree = {"speed": plan.pace.audited_speed, "disk_nbytes": plan.pace.kept_nbytes, **asdict(found)}
+    tree["evidence_nbytes"] = evidence_nbytes(plan.question)
     del tree["customs"]  # of all runs
     return tree
 

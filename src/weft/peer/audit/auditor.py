@@ -28,6 +28,7 @@ from functools import partial
 from msgspec import UNSET
 from torch import Tensor
 
+from weft.cost.audits import MAX_DOUBTING
 from weft.errors import CheckpointError, DataError, NetError, NotFinite, OutOfMemory, PeerError, Refused
 from weft.ids import Digest, PeerId, Round
 from weft.keys import verify
@@ -87,7 +88,6 @@ from weft.verify.evidence.steps import GRADIENT
 from weft.verify.judge import Followed
 from weft.wire import Signed, claimed, digest_of, unseal
 
-MAX_DOUBTING = 2  # audits at a time because of what one member doubts: each holds three states
 MAX_BEGUN = 1024  # audits that are remembered
 CALL_S = 20.0
 

@@ -1,6 +1,6 @@
 """Training steps that somebody has made, made again on this machine: by who made them, and by who audits them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from math import inf, isfinite, sqrt
 from typing import NamedTuple
@@ -235,9 +235,9 @@ def farthest(numerics: Numerics, num_steps: int, apart: Mapping[str, float], *, 
         apart: by vector, where one differs.
         is_new: the first of the steps is the first of an optimizer.
     """
-    parameters, memory = threshold(numerics, num_steps, is_new=is_new), threshold_of_moments(numerics, num_steps)
-    measured = [Apart(far, parameters if name == LOCAL else memory) for name, far in apart.items()]
-    return max(measured, key=lambda each: each.share, default=Apart(0.0, parameters))
+    held = held_of(numerics, num_steps, {LOCAL, *apart}, is_new=is_new)
+    measured = [Apart(far, held[name]) for name, far in apart.items()]
+    return max(measured, key=lambda each: each.share, default=Apart(0.0, held[LOCAL]))
 
 
 def of_followed(found: Followed) -> Apart:
@@ -253,8 +253,22 @@ def why_unlike(numerics: Numerics, num_steps: int, apart: Mapping[str, float], *
         apart: by vector of a state, the distance from what this machine comes to.
         is_new: the first of the steps is the first of an optimizer.
     """
+    return why_beyond(apart, held_of(numerics, num_steps, apart, is_new=is_new))
+
+
+def held_of(numerics: Numerics, num_steps: int, names: Iterable[str], *, is_new: bool = False) -> dict[str, float]:
+    """Return how far vectors of a state may lie apart, by name; arguments as of `why_unlike`."""
     parameters, memory = threshold(numerics, num_steps, is_new=is_new), threshold_of_moments(numerics, num_steps)
-    wrong = [name for name, far in apart.items() if not far <= (parameters if name == LOCAL else memory)]
+    return {name: parameters if name == LOCAL else memory for name in names}
+
+
+def why_beyond(apart: Mapping[str, float], held: Mapping[str, float]) -> str | None:
+    """As `why_unlike`.
+
+    Args:
+        held: how far each vector may lie apart.
+    """
+    wrong = [name for name, far in apart.items() if not far <= held[name]]
     if not wrong:
         return None
     what = "parameters" if wrong == [LOCAL] else f"numbers ({', '.join(wrong)})"

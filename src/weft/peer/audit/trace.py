@@ -28,6 +28,7 @@ from pathlib import Path
 from msgspec.structs import replace
 from torch import Tensor, zeros_like
 
+from weft.cost.audits import LEASE_ROUNDS
 from weft.data.store import write_atomically
 from weft.errors import CheckpointError, DataError, DiskFull, WireError
 from weft.events import Emit, Notice, WorkDropped
@@ -53,7 +54,7 @@ from weft.training.trainer import Trainer
 from weft.wire import Record, Signed, claimed, decode, digest, digest_of, encode, seal
 
 MAX_NBYTES = 64 << 20  # of a list of states: 32 bytes each, and what names the chunks of a few
-KEPT_ROUNDS, KEPT_S = 20, 150.0  # both over: for which what audits may ask is kept, one and then everybody's
+KEPT_ROUNDS, KEPT_S = LEASE_ROUNDS, 150.0  # both over: for which what audits may ask is kept, one and then everybody's
 UNTOLD = "this peer cannot show how they came about: it was started again, or began at another state"
 ELSEWHERE = "the run has split, and the others do not know what they followed on"
 TOO_LONG = f"they were in none of {MAX_SEGMENTS} rounds, and how they came about grows too long to be told"

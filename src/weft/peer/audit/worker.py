@@ -21,7 +21,7 @@ from functools import partial
 from msgspec import UNSET, UnsetType
 from torch import Tensor
 
-from weft.cost.audits import MAX_SHOWN
+from weft.cost.audits import MAX_SHOWN, MAX_SHOWN_NBYTES
 from weft.data.rows import Batch, written
 from weft.errors import CheckpointError, WeftError, WireError
 from weft.events import Notice
@@ -61,7 +61,6 @@ from weft.wire import Buffer, Signed, claimed, digest_of, encode, seal, unseal
 MAX_FAILED = 64
 MAX_ASKED = 2  # places in one work that an auditor is shown by one signer's tickets: started again, it may hear another
 MAX_WAITING = 8  # audits that wait for this machine to make the steps again
-MAX_SHOWN_NBYTES = 512 << 20  # where all of them take no more than that, more audits at a time than `MAX_SHOWN`
 SHOWN_S = 20.0  # what nobody has asked for so long may make room
 
 

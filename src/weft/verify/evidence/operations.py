@@ -21,7 +21,8 @@ from weft.data.store import DataIndex
 from weft.ids import Digest, PeerId
 from weft.ledger.opening import Slice, open_slice
 from weft.ledger.tree import Path, Tree, is_leaf
-from weft.model.config import num_parameters
+from weft.model.config import ModelConfig, num_parameters
+from weft.sync.method.choices import Choices
 from weft.sync.records.charter import Charter, GradientTerms
 from weft.sync.records.index import CHUNK_NBYTES, StateIndex, VectorIndex
 from weft.sync.records.messages import Manifest
@@ -53,13 +54,26 @@ def program_of(charter: Charter) -> Program:
         Unproven: the gradient of this run's steps is made of something else, or of too much.
     """
     terms, settings = _terms(charter), charter.settings
-    model, micro_batch = terms.model, min(terms.micro_batch, settings.batch_size)
-    if settings.method.proximal or model.adapter is not UNSET:
+    return program_for(terms.model, settings.method, settings.batch_size, settings.seq_len, terms.micro_batch)
+
+
+def program_for(model: ModelConfig, method: Choices, samples: int, tokens: int, micro_batch: int) -> Program:
+    """As `program_of`, of steps of so many samples.
+
+    Args:
+        tokens: of a sample.
+        micro_batch: samples that are computed at a time.
+
+    Raises:
+        Unproven: as `program_of`.
+    """
+    micro_batch = min(micro_batch, samples)
+    if method.proximal or model.adapter is not UNSET:
         raise Unproven("the gradient is made of more than operations are written down for")
-    num = num_operations(model, -(-settings.batch_size // micro_batch))
+    num = num_operations(model, -(-samples // micro_batch))
     if max(num_parameters(model) / MAX_PARAMETERS, model.channels_per_head / MAX_CHANNELS, num / MAX_OPERATIONS) > 1:
         raise Unproven("the training step is too large to be shown apart")
-    return program(model, settings.batch_size, settings.seq_len, micro_batch)
+    return program(model, samples, tokens, micro_batch)
 
 
 def _terms(charter: Charter) -> GradientTerms:

@@ -30,6 +30,7 @@ from weft.run.trust import AuditedTrust
 
 HERE = PeerConfig(device="cpu", threads=1)
 LINE = Speed(up_bps=2e7, down_bps=1e8, nbytes=1 << 20)
+BESIDE = "more, if they are free, where a fault was found"
 FAST = 1e12  # operations a second: a tiny model is timed whole
 
 
@@ -124,6 +125,24 @@ def test_what_audits_hold_is_told_and_counted(tmp_path: Path) -> None:
     assert number(audited, "needed_nbytes") > number(plain, "needed_nbytes") + 100 * run_config().num_parameters
     assert " for audits" in audited.text
     assert " for audits" not in plain.text
+    exact = msgspec.structs.replace(run_config(), trust=AuditedTrust(numerics="exact"))
+    assert BESIDE in found(tmp_path, look(told(2), exact))["fit"].text
+    assert BESIDE not in audited.text
+
+
+def test_what_audits_hold_is_told_of_a_run_file(run_path: Path) -> None:
+    plain = run_path.read_text()
+
+    def told_of(table: str) -> str:
+        run_path.write_text(f"{plain}\n{table}\n")
+        (fitting,) = (each for each in fit.of_run_file(run_path, HERE, FAST) if each.topic == "fit")
+        return fitting.text
+
+    assert " for audits" not in told_of("")
+    audited = told_of('[trust]\ntype = "audited"')
+    assert " for audits" in audited
+    assert BESIDE not in audited
+    assert BESIDE in told_of('[trust]\ntype = "audited"\nnumerics = "exact"')
 
 
 def test_of_a_run_with_stages_the_stage_counts(tmp_path: Path) -> None:

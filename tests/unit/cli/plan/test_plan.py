@@ -116,6 +116,7 @@ def test_steps_in_exact_numbers_are_reckoned_three_times_as_long(weft: Weft, run
         said[numerics] = json.loads(answer.out)
     step_s = {name: tree["round"]["train_s"] for name, tree in said.items()}
     assert step_s["exact"] == pytest.approx(EXACT_TIMES * step_s["fp32"], rel=1e-3)
+    assert said["fp32"]["audits"]["evidence_nbytes"] == 0 < said["exact"]["audits"]["evidence_nbytes"]
     told = "a step in exact numbers takes 3 times one in fp32"
     assert [any(told in note for note in tree["notes"]) for tree in said.values()] == [False, True]
     exact = ("--set", 'trust={type = "audited", numerics = "exact"}')

@@ -1,34 +1,42 @@
 """What an auditor does with a work that it has to ask for."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from charters import charter
+from unit.net.conftest import World
 from unit.peer.audit.test_heads import STATE, a_row
 from unit.sync.test_governance_audits import ACCUSED, OTHERS, finding
 from weft.clock import VirtualClock
+from weft.cost.audits import MAX_DOUBTING
 from weft.errors import DeadlineExceeded, PayloadError, Refused
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.audit import checks
-from weft.peer.audit.auditor import MAX_DOUBTING, Auditor
+from weft.peer.audit.auditor import Auditor
 from weft.peer.audit.checks import Audit, Checks, NotShown
 from weft.peer.audit.heads import Heads
 from weft.peer.audit.outcome import ANSWER_ROUNDS, ANSWER_S, MAX_CAME, Found
-from weft.peer.messages import AuditAnswer
+from weft.peer.audit.steps import LOCAL
+from weft.peer.audit.trace import tree_of
+from weft.peer.messages import AuditAnswer, AuditRequest, NamedState
+from weft.store.chunks import chunks, state_index
 from weft.sync.records.charter import AuditTerms
 from weft.sync.records.messages import Counted
 from weft.sync.records.work import Segment, Work, link
-from weft.tasks import Tasks
+from weft.tasks import Inline, Tasks
 from weft.verify.draw import Draw
-from weft.wire import digest, digest_of, seal
+from weft.wire import digest, digest_of, encode, seal
 
 ME, ACCUSER, SECOND = OTHERS[:3]
 NAME = digest(b"the signed work")
+ROUND_S = ANSWER_S / ANSWER_ROUNDS + 1.0
 ANSWERED = (1 + MAX_CAME) * ANSWER_ROUNDS  # rounds in which a worker may be slow
 WORK = Work(
     run="ab" * 32,
@@ -214,3 +222,127 @@ def test_what_one_member_doubts_is_looked_at_by_and_by(tmp_path: Path, monkeypat
 
     clock.run(scenario())
     assert most == {ACCUSER.peer: MAX_DOUBTING}
+
+
+class Shown:
+    """A worker with a node of its own, and an auditor that fetches of it what the work ended with.
+
+    Args:
+        lookup: returns what the worker serves in the place of a blob.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, lookup: Callable[[str, bytes], bytes]) -> None:
+        self.world = World()
+        self.clock = self.world.clock
+        self.head = SimpleNamespace(round=Round(1))
+        self.has_come = False
+        self.num_tries = 0
+        self.asked = list[Round]()  # in which round it was
+        self.ready_from = Round(0)
+        state = {LOCAL: torch.arange(300_000.0)}  # of two chunks
+        index = state_index(state)
+        self.first, *_ = self.chunks = chunks(state[LOCAL])
+        self.blobs = {digest_of(index): encode(index)} | {digest(each): bytes(each) for each in self.chunks}
+        self.index = digest_of(index)
+        tree = tree_of(bytes.fromhex(digest(b"the first") + self.index))
+        self.named = NamedState(state=self.index, path=tree.path(1))
+        self.lookup = lookup
+        self.segments = (Segment(head="00" * 32, round=0, holder=ACCUSED, num_steps=1),)
+        self.trace = tree.root()
+        monkeypatch.setattr(Checks, "claim", lambda _self, _audit: None)
+        monkeypatch.setattr(checks, "shape_of", lambda _trainer: index.shape)
+        monkeypatch.setattr(Auditor, "_made", self._made)
+
+    async def _made(self, audit: Audit, answer: AuditAnswer) -> Any:
+        """Fetch all of a state as each audit does; then leave it at that."""
+        self.num_tries += 1
+        index = await self.looks.index(audit, answer.last, 1, audit.work)
+        vectors = await self.looks.pulled(audit, index)
+        self.has_come = torch.equal(vectors[LOCAL], torch.arange(300_000.0))
+        raise checks.Unknown
+
+    async def found(self) -> Found | None:
+        """Return what comes of an audit, while rounds go on."""
+        world = self.world
+        auditing, working = await world.started(2)
+
+        async def answers(_peer: PeerId, _request: AuditRequest) -> AuditAnswer:
+            self.asked.append(self.head.round)
+            if self.head.round < self.ready_from:
+                return AuditAnswer(is_ready=False, reason="it is at these training steps")
+            return AuditAnswer(is_ready=True, last=self.named)
+
+        def serves(_peer: PeerId, wanted: Digest) -> bytes | None:
+            data = self.blobs.get(wanted)
+            return None if data is None else self.lookup(wanted, data)
+
+        working.serve(AuditRequest, answers)
+        working.serve_blobs(serves)
+        base = SimpleNamespace(electorate=(working.peer,))
+        chain = SimpleNamespace(head=self.head, base=base, charter=charter())
+        rules = replace(charter(1), audits=AuditTerms(rate=1.0, trace_every=1))
+        rounds: Any = SimpleNamespace(chain=chain, works=None)
+        context: Any = SimpleNamespace(node=auditing, clock=self.clock, compute=Inline())
+        stub: Any = SimpleNamespace(charter=rules, open=lambda *_given: None)
+        made = Auditor(context, stub, stub, rounds, *3 * [stub], Tasks(), lambda _audit, _found: None)
+        self.looks = made._checks
+        work = replace(WORK, peer=working.peer, segments=self.segments, trace=self.trace)
+        looking = asyncio.ensure_future(
+            made.look(Audit(Round(1), NAME, work, link(work.segments, 1, 0), seal(ME, WORK)))
+        )
+        while not looking.done():
+            await asyncio.wait([looking], timeout=ROUND_S)
+            self.head.round = Round(self.head.round + 1)
+            assert self.head.round < 100
+        return looking.result()
+
+    def result(self) -> Found | None:
+        outcome = list[Found | None]()
+
+        async def scenario() -> None:
+            outcome.append(await self.found())
+
+        self.world.run(scenario)
+        return outcome[0]
+
+
+def as_it_is(_name: str, data: bytes) -> bytes:
+    return data
+
+
+def test_what_is_shown_whole_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Shown(monkeypatch, as_it_is)
+    assert shown.result() is None
+    assert shown.has_come
+
+
+@pytest.mark.parametrize("lie", ["half of its list", "another chunk"])
+def test_who_shows_half_a_list_or_another_chunk_than_it_has_named_has_not_answered(
+    monkeypatch: pytest.MonkeyPatch, lie: str
+) -> None:
+    shown, served = Shown(monkeypatch, as_it_is), list[bytes]()
+
+    def false(name: str, data: bytes) -> bytes:
+        is_list, is_first = name == shown.index, name == digest(shown.first)
+        if is_list if lie == "half of its list" else is_first:
+            served.append(data[: len(data) // 2] if is_list else bytes(len(data)))
+            return served[-1]
+        return data
+
+    shown.lookup = false
+    found = shown.result()
+    assert found is not None
+    assert found.outcome == "unanswered", found
+    assert not shown.has_come
+    assert served
+    assert shown.num_tries > 1, "it is asked for again, as long as it may take"
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_who_answers_in_the_round_after_the_last_has_not_answered(monkeypatch: pytest.MonkeyPatch, late: int) -> None:
+    shown = Shown(monkeypatch, as_it_is)
+    shown.ready_from = Round(ANSWER_ROUNDS + late)
+    found = shown.result()
+    assert shown.has_come == (not late)
+    assert found == (Found("unanswered", "it is at these training steps") if late else None)
+    assert max(shown.asked) == ANSWER_ROUNDS, "nobody asks after that"

@@ -52,7 +52,7 @@ from weft.verify.evidence.operations import (
     shape_of,
     tree_of,
 )
-from weft.verify.evidence.program.evaluate import as_words, held_nbytes, listed, named, taken
+from weft.verify.evidence.program.evaluate import as_words, listed, named, room_nbytes, taken
 from weft.verify.evidence.program.grids import Array
 from weft.verify.evidence.program.step import MAX_OPERATIONS, Program
 from weft.verify.evidence.records import FalseOperation, ShownState
@@ -64,7 +64,6 @@ T = TypeVar("T")
 MAX_LISTED = 2 * MAX_OPERATIONS  # operations: a list that is too long is false, and can be shown to be
 MAX_OUTPUTS = 2  # of one step that a worker makes again: auditors that are right ask for the same
 CALL_S = 20.0
-ON_THE_WAY = 2.0  # times what is held: single operations take more on their way
 
 
 @dataclass
@@ -151,7 +150,7 @@ def require_room(program: Program, free_nbytes: int) -> None:
     Raises:
         MemoryError: a step that is made operation by operation takes more than may be taken.
     """
-    if ON_THE_WAY * held_nbytes(program) > free_nbytes:
+    if room_nbytes(program) > free_nbytes:
         raise MemoryError
 
 

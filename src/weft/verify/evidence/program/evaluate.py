@@ -3,6 +3,7 @@
     for number, output in evaluate(program, parameters, words): ...
     names = named(program, parameters, words)       the digest of each output's list of chunks
     held_nbytes(program)                            how much it holds at a time
+    room_nbytes(program)                            how much is to be free for it
 
 What is needed later is kept, and nothing else. Of what is as wide as tokens by tokens most is made a second time when
 the way back comes to it: else all layers would hold theirs at once.
@@ -23,6 +24,7 @@ from weft.wire import digest, digest_of
 
 OUTPUT, GRADIENT = "output", "gradient"  # the one vector of a list
 _NOTHING = np.empty(0, np.float32)
+ON_THE_WAY = 2.0  # times what is held: single operations take more on their way
 _SOON = 16  # operations: what is wide and not read within so many is made again
 
 
@@ -47,6 +49,11 @@ def held_nbytes(program: Program) -> int:
     for number in range(len(program.operations)):
         step.next(number)
     return step.most_nbytes
+
+
+def room_nbytes(program: Program) -> int:
+    """Return the bytes that are to be free where a step is made operation by operation."""
+    return round(ON_THE_WAY * held_nbytes(program))
 
 
 class _Step:

@@ -28,6 +28,7 @@ from weft.sync.records.index import StateIndex
 from weft.sync.records.messages import payload_of
 from weft.sync.records.work import Segment, Work
 from weft.training.trainer import Trainer
+from weft.verify import judge
 from weft.verify.judge import Numerics
 from weft.wire import decode, digest, digest_of, encode
 
@@ -187,6 +188,60 @@ def test_another_machine_comes_near_and_no_nearer_is_asked_for(peer: Peer) -> No
     assert (far.outcome, far.why) == ("differs", "it came to other parameters by these training steps")
     (exact,), _ = peer.replays("exact").check(near, [0])
     assert exact.outcome == "differs"
+
+
+def rounded_elsewhere(peer: Peer, num: int) -> Change:
+    """Return what another machine comes to in place of a first lease: its sums are off by some roundings."""
+
+    def end(mine: State) -> State:
+        begin, here = first_state(peer), begun_at(initial_vector(RUN.model, RUN.seed))
+        noise = torch.randn(len(begin[LOCAL]), generator=torch.Generator().manual_seed(1))
+        off = 2.0**-21 * begin[LOCAL] * noise
+        segment = Segment(head=digest_of(here.manifest), round=Round(0), holder=ME, num_steps=num)
+        state = {**begin, LOCAL: begin[LOCAL] + off}
+        found = repeat(peer.trainer, RUN, here, segment, state, begin[LOCAL], 0, 0, num)
+        assert not torch.equal(found[LOCAL] - off, mine[LOCAL])
+        return {**found, LOCAL: found[LOCAL] - off}
+
+    return end
+
+
+@pytest.mark.parametrize("num", [1, NUM])
+def test_a_lease_that_rounding_leads_farther_than_usual_is_held_against_what_it_does_here(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, num: int
+) -> None:
+    """As where gradients are next to nothing: all else that is as far is something else."""
+    case = case_of(peer, ends=rounded_elsewhere(peer, num), num_segments=1, num=num)
+    (found,), _ = peer.replays().check(case, [0])
+    assert (found.outcome, found.held) == ("near", judge.threshold("fp32", num))
+    monkeypatch.setitem(judge.ONE_STEP, "fp32", found.distance / num / 2)
+    (sensitive,), _ = peer.replays().check(case, [0])
+    assert (sensitive.outcome, sensitive.distance) == ("near", found.distance)
+    assert judge.threshold("fp32", num) < found.distance < sensitive.held < 2.5e-2 * num**0.5
+    (false,), _ = peer.replays().check(case_of(peer, ends=longer, num_segments=1, num=num), [0])
+    assert false.outcome == "differs"
+    assert false.distance == pytest.approx(0.01, rel=0.01)
+    assert found.distance < false.held < false.distance, "it is as far as rounding leads, whatever was signed"
+    (bf16,), _ = peer.replays("bf16").check(case_of(peer, ends=longer, num_segments=1, num=num), [0])
+    assert bf16.held == judge.threshold("bf16", num, is_new=True)
+
+
+def longer(end: State) -> State:
+    """Return what steps come to that are one hundredth longer."""
+    start = initial_vector(RUN.model, RUN.seed)
+    return {**end, LOCAL: end[LOCAL] + 0.01 * (end[LOCAL] - start)}
+
+
+def test_leases_that_follow_each_other_are_held_against_the_same(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease begins where the one before has ended, which was near enough."""
+    turns = iter([rounded_elsewhere(peer, NUM), same])
+    case = case_of(peer, ends=lambda state: next(turns)(state))
+    monkeypatch.setitem(judge.ONE_STEP, "fp32", 1e-6)
+    monkeypatch.setitem(judge.MOMENTS, "fp32", 1e-6)
+    found, ended = peer.replays().check(case, [0, 1])
+    assert outcomes(found) == ["near", "equal"]
+    assert ended is None
+    assert found[0].held > judge.threshold("fp32", NUM)
 
 
 def test_where_another_machine_does_not_keep_the_end_nothing_can_be_told(peer: Peer) -> None:
