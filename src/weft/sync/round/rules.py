@@ -146,8 +146,9 @@ def _have_right_works(base: Base, contributions: Iterable[Brought]) -> bool:
 
 def says_right_work(base: Base, brought: Brought) -> bool:
     """Return whether what a member brings says how it came about, where that is audited: all but legacies, which a
-    branch has counted, and audited."""
-    return (brought.work is not UNSET) == (base.charter.audits is not UNSET and brought.legacy is None)
+    branch has counted, and audited. Of what a group brings nobody could say so: it weighs as that of many."""
+    is_audited = base.charter.audits is not UNSET
+    return (brought.work is not UNSET) == (is_audited and brought.legacy is None) and not (is_audited and brought.group)
 
 
 def _is_sound_gossip(base: Base, manifest: Manifest) -> bool:
