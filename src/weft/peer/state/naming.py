@@ -9,8 +9,8 @@ who voted, and not only by that of who gives it to a newcomer.
 Nothing is decided by names: votes count as in any run. Who was given its state names none until others have named the
 same, for it knows no better.
 
-    most of the electorate name another     this peer's state is false: it fetches the state anew. Of who was given its
-                                            state, most of those who name one
+    most of the electorate name another     this peer's state is false: it fetches the state anew. Who was given its
+                                            state leaves out those who have voted since, and named none
     some do, and no majority either way     an event names them; the round goes on
 """
 
@@ -44,11 +44,15 @@ class StateNaming:
         self.index: StateIndex | None = None  # of the vectors that are named
         self._donors: tuple[PeerId, ...] = ()  # who gave the state, until others have named the same
         self._num_agreed = 0  # rounds in which others did
+        self._nameless: frozenset[PeerId] = (
+            frozenset()
+        )  # members that voted since, and named none: they were given theirs
         self._told: frozenset[PeerId] = frozenset()  # who differs
 
     def came_from(self, donors: tuple[PeerId, ...]) -> None:
         """Note that the vectors were given: what others were called says nothing of them."""
         self._of, self._name, self._donors, self._num_agreed = None, None, donors, 0
+        self._nameless = frozenset()
 
     @property
     def is_sure(self) -> bool:
@@ -82,7 +86,10 @@ class StateNaming:
             return None
         me = self._context.node.peer
         names = {peer: Digest(vote.state) for peer, vote in votes.items() if vote.state is not UNSET}
-        num = len(self._replica.head.members) if self.is_sure else len(names)  # where most are new, few name any
+        self._nameless = (self._nameless | votes.keys()) - names.keys()
+        # Where most are new, few name any. Who is not heard counts: whoever tells of a round can leave votes out.
+        members = set(self._replica.head.members)
+        num = len(members) if self.is_sure else len(members - self._nameless)
         most = next((name for name, count in Counter(names.values()).items() if 2 * count > num), None)
         others = frozenset(peer for peer, name in names.items() if peer != me and name != self._name)
         if most is not None and most != self._name:
