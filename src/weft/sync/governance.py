@@ -608,9 +608,15 @@ def with_members(done: Enacted, manifest: messages.Manifest) -> Enacted:
 
 
 def legacy_tokens(base: messages.Base, ready: messages.Ready) -> Tokens:
-    """Return how many tokens of a branch that was given up `ready` shows."""
+    """Return how many tokens of a branch that was given up `ready` shows: none where members audit each other, for a
+    member can make branches up alone, and what they have counted nobody can look at."""
     legacy, proof = ready.legacy, ready.proof
-    if legacy is None or proof is None or digest_of(proof.charter) != proof.certificate.manifest.charter:
+    if (
+        base.charter.audits is not UNSET
+        or legacy is None
+        or proof is None
+        or digest_of(proof.charter) != proof.certificate.manifest.charter
+    ):
         return Tokens(0)
     head = proof.certificate.manifest
     found = fork_point(history(head, proof.charter), history_before(base))

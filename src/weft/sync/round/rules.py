@@ -145,10 +145,11 @@ def _have_right_works(base: Base, contributions: Iterable[Brought]) -> bool:
 
 
 def says_right_work(base: Base, brought: Brought) -> bool:
-    """Return whether what a member brings says how it came about, where that is audited: all but legacies, which a
-    branch has counted, and audited. Of what a group brings nobody could say so: it weighs as that of many."""
+    """Return whether what a member brings says how it came about, where that is audited: of what a group brings, or a
+    branch had counted, nobody could."""
     is_audited = base.charter.audits is not UNSET
-    return (brought.work is not UNSET) == (is_audited and brought.legacy is None) and not (is_audited and brought.group)
+    is_own = brought.group is None and brought.legacy is None
+    return (brought.work is not UNSET) == is_audited and (is_own or not is_audited)
 
 
 def _is_sound_gossip(base: Base, manifest: Manifest) -> bool:
