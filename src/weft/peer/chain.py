@@ -34,7 +34,7 @@ from weft.peer.messages import GENESIS
 from weft.rng import order_key
 from weft.sync.governance import charter_after, forked, history, said, signers
 from weft.sync.method.choices import Choices
-from weft.sync.records import messages
+from weft.sync.records import messages, quarantine
 from weft.sync.records.ancestry import Stretch
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest
@@ -110,13 +110,17 @@ class Chain:
 
     @property
     def electors(self) -> frozenset[PeerId]:
-        """Return who has had a vote on what the head stands on, as far as this process has seen or a charter tells."""
-        return frozenset(self._electors)
+        """Return who has had a vote on what the head stands on, as far as this process has seen or a charter tells: none
+        that is banned, or was in quarantine, where a vote costs nothing."""
+        return frozenset(self._electors) - set(self.charter.banned)
 
     def _set_head(self, head: messages.Manifest, charter: Charter) -> None:
         self.head = head
-        for peer in (*(member for fork in charter.forks for member in fork.members), *head.members):
-            self._electors.setdefault(peer)
+        voters = (*(member for fork in charter.forks for member in fork.members), *head.members)
+        known = quarantine.settled(charter, voters)
+        for peer in voters:
+            if peer in known:
+                self._electors.setdefault(peer)
         for peer in list(self._electors)[:-MAX_ELECTORS]:
             del self._electors[peer]
         self.base = messages.next_base(head, charter)  # of the round after the head: asked for at each message

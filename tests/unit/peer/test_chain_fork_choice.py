@@ -7,10 +7,10 @@ from charters import charter
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId, Tokens
 from weft.keys import Identity
 from weft.net.messages import Heartbeat
-from weft.peer.chain import NEAR, Proof, chosen, furthest, genesis, is_followed, is_further, open_branch
+from weft.peer.chain import NEAR, Chain, Proof, chosen, furthest, genesis, is_followed, is_further, open_branch
 from weft.sync.governance import signers
 from weft.sync.records.ancestry import Fork
-from weft.sync.records.charter import Charter
+from weft.sync.records.charter import Charter, Quarantined
 from weft.sync.records.messages import Accept, Certificate, Manifest, RoundNote
 from weft.wire import digest_of, seal
 
@@ -91,3 +91,16 @@ def test_of_a_certificate_valid_votes_of_those_known_count() -> None:
     votes = (vote(one), vote(stranger), vote(other, attempt=1), forged)
     certificate = Certificate(attempt=Attempt(0), manifest=manifest, votes=votes, farewells=())  # type: ignore[arg-type]
     assert signers(certificate, [one.peer, other.peer, late.peer]) == {one.peer}
+
+
+def test_of_those_known_none_is_in_quarantine_or_banned() -> None:
+    """Two of them could else show a branch of their own, and all others would take its parameters."""
+    settled, newcomer, liar = (PeerId(digit * 64) for digit in "123")
+    opening = open_branch(genesis(RunId(MAIN), settled, charter(4)), [settled, newcomer, liar], settled, MAIN)
+    held = msgspec.structs.replace(charter(4), quarantined=(Quarantined(peer=newcomer, left=1),))
+    known = Chain(opening, held)
+    assert known.electors == {settled, liar}
+    known.restart(opening, msgspec.structs.replace(charter(4), banned=(liar,)))
+    assert known.electors == {settled, newcomer}, "what it brought has counted"
+    forked = Fork(branch=OTHER, round=Round(5), manifest="0" * 64, members=(newcomer, A), committed_tokens=Tokens(0))
+    assert Chain(opening, msgspec.structs.replace(held, forks=(forked,))).electors == {settled, liar}
