@@ -151,7 +151,7 @@ def why_none(charter: Charter) -> str:
     """Return why members take no leaves in a run; empty: they do."""
     if charter.settings.method.graph is not None:
         return "members exchange with neighbours, and have no groups"
-    if charter.audits is not UNSET:
+    if charter.audits is not UNSET or charter.passages is not UNSET:
         return "members audit each other, and work that comes through another cannot be audited"
     return ""
 

@@ -13,13 +13,14 @@ from weft.ids import Tokens
 from weft.keys import Identity
 from weft.peer.group.groups import Aggregator
 from weft.peer.messages import OfferNote, SponsorPlease
-from weft.sync.records.charter import AuditTerms
+from weft.sync.records.charter import AuditTerms, PassageTerms
 from weft.sync.round.groups import Offer
 from weft.wire import digest, seal
 
 BASE = first_base(3)
 ME, LEAF = BASE.electorate[0], Identity.from_seed(bytes(32))
 AUDITED = replace(BASE, charter=replace(BASE.charter, audits=AuditTerms(rate=0.1, trace_every=1)))
+STAGE = replace(BASE, charter=replace(BASE.charter, passages=PassageTerms(rate=0.1)))
 
 
 class Tasks:
@@ -27,7 +28,7 @@ class Tasks:
         work.close()  # nothing is fetched here
 
 
-@pytest.mark.parametrize("base", [BASE, AUDITED], ids=["members", "audited"])
+@pytest.mark.parametrize("base", [BASE, AUDITED, STAGE], ids=["members", "audited", "stage"])
 def test_where_members_audit_each_other_nobody_offers_through_another_asked_or_not(base: Any) -> None:
     node = SimpleNamespace(peer=ME, serve=lambda *_: None, on_note=lambda *_: None)
     context: Any = SimpleNamespace(node=node, clock=VirtualClock(), compute=None, emit=None)
@@ -49,6 +50,6 @@ def test_where_members_audit_each_other_nobody_offers_through_another_asked_or_n
         return bool(aggregator.leaves)
 
     assert asyncio.run(come()) == (base is BASE)
-    if base is AUDITED:
+    if base is not BASE:
         please = SponsorPlease(branch=base.branch, round=base.round)
         assert "cannot be audited" in asyncio.run(aggregator._consider(LEAF.peer, please)).reason

@@ -24,7 +24,7 @@ from weft.ids import Attempt, BranchId, PeerId, Round, Tokens
 from weft.peer.chain import open_branch
 from weft.sync.merge.mean import merge
 from weft.sync.merge.reduce import Coding, GroupMean, Merger, encode_parts, payload_size, split
-from weft.sync.records.charter import AuditTerms
+from weft.sync.records.charter import AuditTerms, PassageTerms
 from weft.sync.records.messages import (
     MAX_GROUP,
     GroupRecord,
@@ -371,7 +371,10 @@ def test_where_members_audit_each_other_no_group_is_heard_or_counted() -> None:
     assert weight_of(charter, grouped) == 4 * weight_of(charter, brought) == 4 * QUOTA_TOKENS
     assert says_right_work(audited, brought)
     assert not says_right_work(audited, grouped)
-    assert says_right_work(BASE, msgspec.structs.replace(grouped, work=UNSET)), "others have groups"
+    bare_group = msgspec.structs.replace(grouped, work=UNSET)
+    assert says_right_work(BASE, bare_group), "others have groups"
+    stage = msgspec.structs.replace(BASE.charter, passages=PassageTerms(rate=0.1))
+    assert not says_right_work(msgspec.structs.replace(BASE, charter=stage), bare_group)
     state, parts = round.begin(ORDER[0], audited), bare(BASE, BASE.electorate.index(AGGREGATOR), 0).parts
     signed = Signed(kind="Work", signer=AGGREGATOR, body=b"a work", signature=bytes(64))
     for record, is_heard in ((group(), False), (None, True)):
