@@ -34,6 +34,7 @@ from weft.pipeline.messages import PassageTold
 from weft.pipeline.witness import AT_ONCE, Witness, read_passage
 from weft.pipeline.worker import Run
 from weft.run.staged import StagedConfig
+from weft.stages.messages import MAX_UNTRUSTED
 from weft.sync.records.acts import FalsePassage
 from weft.sync.records.messages import Manifest
 from weft.tasks import Tasks
@@ -110,12 +111,18 @@ class Lookout:
         self._room = asyncio.Semaphore(AT_ONCE)
         self._turns: dict[PeerId, asyncio.Semaphore] = {}  # by who has told of what is looked at
         self._slow: set[PeerId] = set()  # who has let it wait, since the parameters changed
+        self._found_false: dict[PeerId, None] = {}  # who has computed something else, as they were found
         self._silent: dict[PeerId, int] = {}  # who has given nothing in all the time, and until which round
         self._tasks = Tasks()
         pipeline = place.run.pipeline
         self._sent = str(pipeline.activations.__struct_config__.tag)
         self._sent_back = str((pipeline.gradients or pipeline.activations).__struct_config__.tag)
         place.link.hold(place.stage, PassageTold, self._on_told)
+
+    @property
+    def found_false(self) -> tuple[PeerId, ...]:
+        """Return who has computed something else, as far as this peer has looked: members or not."""
+        return tuple(self._found_false)
 
     # --- what rounds ask of it ---
 
@@ -198,6 +205,7 @@ class Lookout:
 
     def _accuse(self, key: Key) -> None:
         place, signed = self._place, self._heard.get(key)
+        self._found_false = dict.fromkeys([*self._found_false, key.author][-MAX_UNTRUSTED:])
         place.emit(PassageDoubted(stage=place.stage, member=key.author, round=self._round, why=WHY))
         if signed is not None and self._acts is not None:
             found = FalsePassage(run=place.run.run, peer=key.author, round=self._round, passage=signed, why=WHY)

@@ -170,6 +170,7 @@ async def test_what_comes_to_other_bytes_is_measured_and_told_where_it_is_far(tr
     await trial.lookout.looked()
     assert trial.seen() == ["PassageAudited", "PassageDoubted"]
     (letter,) = trial.letters
+    assert trial.lookout.found_false == (AUTHOR.peer,), "for those who send work to the stage"
     found = claimed(letter, FalsePassage)
     assert (letter.signer, found.peer, found.passage) == (ME.peer, AUTHOR.peer, signed)
 
