@@ -216,7 +216,8 @@ class Split:
     async def _consider(self, peer: PeerId, proposal: BranchProposal) -> BranchConsent:
         opening, base = proposal.opening, self._rounds.chain.base
         expected = chain.open_branch(base, opening.members, peer, chain.branch_name(base, opening.members, peer))
-        if opening != expected or self._node.peer not in opening.members or peer not in base.electorate:
+        is_of_members = {peer, self._node.peer, *opening.members} <= set(base.electorate)
+        if opening != expected or self._node.peer not in opening.members or not is_of_members:
             return BranchConsent(is_given=False, reason="it does not follow on what is committed here")
         is_everybody = opening.members == base.electorate
         if self._rounds.quorum.has_majority() or (self._run.is_strict and not is_everybody):

@@ -580,7 +580,7 @@ def enacted(
 
 
 def forked(base: messages.Base, members: Sequence[PeerId]) -> Charter:
-    """Return the charter of a branch of these that begins where `base` lost its majority."""
+    """Return the charter of a branch of these that begins where `base` lost its majority: who was no member is new."""
     fork = Fork(
         branch=base.branch,
         round=base.round,
@@ -589,7 +589,7 @@ def forked(base: messages.Base, members: Sequence[PeerId]) -> Charter:
         committed_tokens=base.committed_tokens,
     )
     charter = replace(base.charter, forks=with_fork(base.charter.forks, fork))
-    return quarantine.after(charter, base.round, members, ())
+    return quarantine.after(charter, base.round, members, set(members) - set(base.electorate))
 
 
 def charter_after(base: messages.Base, manifest: messages.Manifest) -> Charter:
