@@ -67,6 +67,21 @@ def test_a_few_whose_votes_alone_are_shown_take_no_right_state_from_a_newcomer()
 
 def test_where_most_are_new_and_name_none_the_others_are_enough() -> None:
     given = Given()
-    assert given.hears({A: OTHER, B: OTHER, C: None}) is None, "who is not heard may say otherwise"
-    assert given.hears({A: OTHER, D: None, E: None}) is None
+    assert given.hears({A: OTHER, C: None}) is None, "who is not heard may say otherwise"
+    assert given.hears({A: OTHER, D: None}) is None
     assert given.hears({A: OTHER, B: OTHER, E: None}) == (A,)
+
+
+def test_members_that_are_heard_one_after_the_other_are_most_of_them_too() -> None:
+    given = Given()
+    assert given.hears({A: OTHER, B: OTHER}) is None
+    assert given.hears({A: OTHER, C: OTHER}) == (A,)
+    given = Given()
+    assert given.hears({A: OTHER, B: OTHER}) is None
+    assert given.hears({A: MINE, C: OTHER}) is None, "what each has said last"
+
+
+def test_of_two_members_the_word_of_one_is_enough_for_who_was_given_its_state() -> None:
+    given = Given()
+    given.replica.head = given.head = replace(HEAD, members=(A, B))
+    assert given.hears({B: OTHER}) == (A,)
