@@ -255,7 +255,6 @@ class Archivist:
     async def _gather(self) -> None:
         """Fetch what was signed, and go on with the rest, of several peers at a time: whoever delivers slowly holds up
         nobody else's."""
-        now, of_peer = list(self._pending.values()), dict[PeerId, list[_Pending]]()
 
         async def sign(pending: _Pending) -> None:
             async with self._room:
@@ -266,8 +265,9 @@ class Archivist:
                 async with self._room:
                     await self._try(partial(self._take, pending))
 
-        await asyncio.gather(*(sign(each) for each in now if each.kept is None))
-        for each in now:
+        await asyncio.gather(*(sign(each) for each in self._pending.values() if each.kept is None))
+        of_peer = dict[PeerId, list[_Pending]]()
+        for each in self._pending.values():
             of_peer.setdefault(each.wanted.peer, []).append(each)
         self._taking = {peer: taking for peer, taking in self._taking.items() if not taking.done()}
         for peer in of_peer.keys() - self._taking.keys():
