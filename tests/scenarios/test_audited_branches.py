@@ -86,7 +86,7 @@ def test_two_of_five_show_a_branch_that_counts_most_and_nobody_goes_over(make_sw
     swarm = make_swarm(num_rounds=300, num_peers=5, trust=SOMETIMES, learns=True)
 
     async def scenario() -> None:
-        *honest, one, other = await swarm.start("abcde", train_s=4.0)
+        *honest, one, other = await swarm.start("abcde", train_s=1.0)
         await swarm.round(honest[0], 3)
         await asyncio.sleep(20.0)
         Pair([one, other])
