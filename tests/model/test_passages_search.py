@@ -61,7 +61,7 @@ def thawed(world: World) -> Watch:
 def following(world: World) -> Iterator[World]:
     if world.num_events == MAX_EVENTS:
         return
-    events: list[Event] = [Told(key, head) for key, head in OF.items()]
+    events: list[Event] = [Told(TRUE, key, head) for key, head in OF.items()]
     events += [Accused(TRUE, WRONG, HEADS[0], 1), Accused(FALSE, RIGHT, HEADS[0], 1), Accused(ME, WRONG, HEADS[0], 1)]
     for key in world.looking:
         outcome = "equal" if key.author == HONEST else "differs"

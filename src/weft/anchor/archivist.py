@@ -6,7 +6,8 @@
     gather    of each work that a round counts: what was signed, of any member; what its leases began with, of its peer
 
 A peer shows what its leases began with for some rounds and minutes. So works are asked for as they are counted, several
-peers' at a time and one of each. In exact numbers what is not shown follows from the work before it.
+peers' at a time and one of each, and who is slow holds up no other. In exact numbers what is not shown follows from the
+work before it.
 
 Failure:
 - a peer is gone before it has shown its work: it is asked again when it is back, and given up after `GIVE_UP_ROUNDS`
@@ -35,7 +36,7 @@ from weft.sync.proof import opened
 from weft.sync.records.index import MAX_INDEX_NBYTES, StateIndex
 from weft.sync.records.messages import Certificate
 from weft.sync.records.work import Work, is_state, state_after, state_before
-from weft.tasks import Compute
+from weft.tasks import Compute, Tasks
 from weft.wire import Buffer, Signed, decode, digest_of
 
 LOOK_S, CALL_S = 1.0, 20.0
@@ -85,6 +86,9 @@ class Archivist:
         self._emit = emit
         self._has_ends = has_ends
         self._pending: dict[Digest, _Pending] = {}
+        self._room = asyncio.Semaphore(MAX_AT_ONCE)
+        self._tasks = Tasks()
+        self._taking: dict[PeerId, asyncio.Task[None]] = {}  # of whom something is being fetched
         self._greeted: set[PeerId] = set()  # members that know that all is kept
         self._num_idle = 0  # looks in a row that brought nothing, though the run goes on
         self._known_num = 0  # of the run's parameters
@@ -99,10 +103,13 @@ class Archivist:
     async def gather(self) -> None:
         """Keep what the works that they count began with."""
         await self._try(self._recall)
-        while True:
-            await self._greet()
-            await self._gather()
-            await asyncio.sleep(LOOK_S)
+        try:
+            while True:
+                await self._greet()
+                await self._gather()
+                await asyncio.sleep(LOOK_S)
+        finally:
+            await self._tasks.aclose()
 
     async def _recall(self) -> None:
         stretch, now = self._archive.stretch, self._clock.now()
@@ -246,23 +253,25 @@ class Archivist:
         await asyncio.gather(*map(greet, new))
 
     async def _gather(self) -> None:
-        """Fetch what is not here: what was signed of anybody, the rest of several peers at a time."""
-        now, room = list(self._pending.values()), asyncio.Semaphore(MAX_AT_ONCE)
-        of_peer: dict[PeerId, list[_Pending]] = {}
-        for each in now:
-            of_peer.setdefault(each.wanted.peer, []).append(each)
+        """Fetch what was signed, and go on with the rest, of several peers at a time: whoever delivers slowly holds up
+        nobody else's."""
 
         async def sign(pending: _Pending) -> None:
-            async with room:
+            async with self._room:
                 await self._try(partial(self._find, pending))
 
         async def take(due: list[_Pending]) -> None:
             for pending in due:
-                async with room:
+                async with self._room:
                     await self._try(partial(self._take, pending))
 
-        await asyncio.gather(*(sign(each) for each in now if each.kept is None))
-        await asyncio.gather(*map(take, of_peer.values()))
+        await asyncio.gather(*(sign(each) for each in self._pending.values() if each.kept is None))
+        of_peer = dict[PeerId, list[_Pending]]()
+        for each in self._pending.values():
+            of_peer.setdefault(each.wanted.peer, []).append(each)
+        self._taking = {peer: taking for peer, taking in self._taking.items() if not taking.done()}
+        for peer in of_peer.keys() - self._taking.keys():
+            self._taking[peer] = self._tasks.spawn(take(of_peer[peer]))
 
     async def _find(self, pending: _Pending) -> None:
         """Fetch what was signed."""

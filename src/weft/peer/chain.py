@@ -17,14 +17,19 @@ included, two at most:
     as many          the branch that counts more tokens goes on
     two, here one    that one goes on, whatever this one counts
 
+In a run that audits two are not enough: more have to stand there than here (`num_there`), of the settled members, or as
+many where this side has left the other.
+
 Of two branches that meet one yields, then, whoever is linked to whom, for a certificate convinces whoever gets it. Who
 holds nothing, because it comes or comes back, goes by what it is told: of branches with something new, of those that
 two or more tell the one that counts most, and there no further than most tell.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from statistics import median_low
+
+from msgspec import UNSET
 
 from weft.data.assign import leases
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
@@ -34,7 +39,7 @@ from weft.peer.messages import GENESIS
 from weft.rng import order_key
 from weft.sync.governance import charter_after, forked, history, said, signers
 from weft.sync.method.choices import Choices
-from weft.sync.records import messages
+from weft.sync.records import messages, quarantine
 from weft.sync.records.ancestry import Stretch
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest
@@ -110,13 +115,19 @@ class Chain:
 
     @property
     def electors(self) -> frozenset[PeerId]:
-        """Return who has had a vote on what the head stands on, as far as this process has seen or a charter tells."""
-        return frozenset(self._electors)
+        """Return who has had a vote on what the head stands on, as far as this process has seen or a charter tells.
+
+        None that is banned, or was in quarantine, where a vote costs nothing.
+        """
+        return frozenset(self._electors) - set(self.charter.banned)
 
     def _set_head(self, head: messages.Manifest, charter: Charter) -> None:
         self.head = head
-        for peer in (*(member for fork in charter.forks for member in fork.members), *head.members):
-            self._electors.setdefault(peer)
+        voters = (*(member for fork in charter.forks for member in fork.members), *head.members)
+        known = quarantine.settled(charter, voters)
+        for peer in voters:
+            if peer in known:
+                self._electors.setdefault(peer)
         for peer in list(self._electors)[:-MAX_ELECTORS]:
             del self._electors[peer]
         self.base = messages.next_base(head, charter)  # of the round after the head: asked for at each message
@@ -266,10 +277,23 @@ class Proof:
 
     Args:
         num_signers: of those that this peer knows as members, at some time, of what it stands on.
+        num_there: in a run that audits, as many of the same as may stand there (`num_there`).
     """
 
     manifest: Manifest
     num_signers: int
+    num_there: int = 0
+
+
+def num_there(manifest: Manifest, signers: Set[PeerId], known: Set[PeerId], beside: Set[PeerId]) -> int:
+    """Return how many of those that a peer knows may stand at a manifest: who has signed it, and of the others that it
+    names fewer, for more than half have signed.
+
+    Args:
+        beside: who stands where this peer does, whatever it has signed.
+    """
+    signed, named = signers - beside, known & set(manifest.members) - beside
+    return max(len(signed), min(len(named), 2 * len(signed) - 1))
 
 
 def is_further(one: Told, other: Manifest) -> bool:
@@ -289,12 +313,30 @@ def is_followed(mine: Manifest, charter: Charter, num_beside: int, proof: Proof)
         charter: after `mine`.
         num_beside: members of its electorate that stand there too, itself included.
     """
+    if charter.audits is not UNSET and num_beside > 1:
+        return _is_followed_by_many(mine, charter, num_beside, proof)
     needed, found = min(num_beside, MOST_NEEDED), min(proof.num_signers, MOST_NEEDED)
     there = proof.manifest
     if found < needed or there.branch == mine.branch:
         return found >= needed and there.round > mine.round + 1  # one round on can be followed, or does not follow
     at = Stretch(branch=there.branch, start=there.round, stop=Round(there.round + 1))
     return not history(mine, charter).has(at) and (found > needed or is_further(there, mine))
+
+
+def _is_followed_by_many(mine: Manifest, charter: Charter, num_beside: int, proof: Proof) -> bool:
+    """Return the same where members audit each other: two that lie could else replace what all have learnt.
+
+    Of two sides as large the one yields that has left the other's branch; of two that have left a third, the one that
+    counts less.
+    """
+    there, num = proof.manifest, proof.num_there
+    if num < num_beside or there.branch == mine.branch:
+        return num > num_beside and there.round > mine.round + 1
+    at = Stretch(branch=there.branch, start=there.round, stop=Round(there.round + 1))
+    if history(mine, charter).has(at):
+        return False
+    has_left = any(fork.branch == there.branch for fork in charter.forks)
+    return num > num_beside or has_left or (bool(charter.forks) and is_further(there, mine))
 
 
 def believed(told: Sequence[Told]) -> tuple[BranchId, int]:

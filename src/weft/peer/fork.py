@@ -49,6 +49,7 @@ from weft.peer.state.replica import Replica
 from weft.run.config import Genesis
 from weft.sync.governance import signers
 from weft.sync.records.messages import Manifest
+from weft.sync.records.quarantine import settled
 from weft.sync.round.rules import is_quorum
 
 ORPHAN_AFTER_S = 60.0
@@ -215,7 +216,8 @@ class Split:
     async def _consider(self, peer: PeerId, proposal: BranchProposal) -> BranchConsent:
         opening, base = proposal.opening, self._rounds.chain.base
         expected = chain.open_branch(base, opening.members, peer, chain.branch_name(base, opening.members, peer))
-        if opening != expected or self._node.peer not in opening.members or peer not in base.electorate:
+        is_of_members = {peer, self._node.peer, *opening.members} <= set(base.electorate)
+        if opening != expected or self._node.peer not in opening.members or not is_of_members:
             return BranchConsent(is_given=False, reason="it does not follow on what is committed here")
         is_everybody = opening.members == base.electorate
         if self._rounds.quorum.has_majority() or (self._run.is_strict and not is_everybody):
@@ -348,20 +350,25 @@ class ForkWatch:
         if rounds is None or not rounds.quorum.is_holding:
             return chain.is_further(beat, head)
         proof = self._proofs.get(beat.branch)
-        return proof is not None and chain.is_followed(head, rounds.chain.charter, self._num_beside(rounds), proof)
+        return proof is not None and chain.is_followed(head, rounds.chain.charter, len(self._beside(rounds)), proof)
 
-    def _num_beside(self, rounds: RoundDriver) -> int:
-        """Return how many members stand where this peer does, as they tell; itself included.
+    def _beside(self, rounds: RoundDriver) -> set[PeerId]:
+        """Return which members stand where this peer does, as they tell; itself included.
 
-        Who comes and keeps links to all does not count a member that it has never heard: it may be long gone.
+        Who comes and keeps links to all does not count a member that it has never heard: it may be long gone. In a run
+        that audits nobody counts that is in quarantine.
         """
         head, electorate = rounds.chain.head, rounds.chain.base.electorate
-        beats = (self._membership.heartbeat_of(peer) for peer in rounds.quorum.present() if peer != self._node.peer)
         counts_unheard = self._node.peer in electorate or not self._membership.watches_all
-        return 1 + sum(
-            counts_unheard if beat is None else beat.branch == head.branch and beat.round <= head.round + chain.NEAR
-            for beat in beats
-        )
+
+        def is_beside(peer: PeerId) -> bool:
+            beat = self._membership.heartbeat_of(peer)
+            if beat is None:
+                return counts_unheard
+            return beat.branch == head.branch and beat.round <= head.round + chain.NEAR
+
+        others = settled(rounds.chain.charter, rounds.quorum.present()) - {self._node.peer}
+        return {self._node.peer, *filter(is_beside, others)}
 
     async def _seek_of(self, peers: Sequence[PeerId]) -> None:
         now = self._clock.now()
@@ -372,11 +379,11 @@ class ForkWatch:
         await asyncio.gather(*(self._ask(peer) for peer in due))
 
     async def _ask(self, peer: PeerId) -> None:
-        proof = await self._shown(peer)
-        if proof is None:
+        proof, rounds = await self._shown(peer), self._participation.rounds
+        if proof is None or rounds is None:
             return
-        before = self._proofs.get(proof.manifest.branch)
-        if before is None or _weight(proof) > _weight(before):
+        before, num = self._proofs.get(proof.manifest.branch), len(self._beside(rounds))
+        if before is None or _weight(proof, num) > _weight(before, num):
             self._proofs[proof.manifest.branch] = proof
 
     async def _shown(self, peer: PeerId) -> chain.Proof | None:
@@ -391,10 +398,12 @@ class ForkWatch:
         found = [each for each in answer.certificates or () if each.manifest.branch == beat.branch]
         if not found or found[-1].manifest.round < beat.round:
             return None
-        num = len(signers(found[-1], rounds.chain.electors))
-        if num and self._num_beside(rounds) == 1:  # it would believe one alone: those who sign with it count as well
-            num = len(signers(found[-1], found[-1].manifest.members))
-        return chain.Proof(found[-1].manifest, num)
+        manifest, known, beside = found[-1].manifest, rounds.chain.electors, self._beside(rounds)
+        signed, audits = signers(found[-1], known), rounds.chain.charter.audits
+        there, num = chain.num_there(manifest, signed, known, beside) if audits else 0, len(signed)
+        if num and len(beside) == 1:  # it would believe one alone: those who sign with it count as well
+            num = len(signers(found[-1], manifest.members))
+        return chain.Proof(manifest, num, there)
 
     # --- from outside ---
 
@@ -412,7 +421,7 @@ class ForkWatch:
     async def _shown_later(self, heads: chain.Heads, mine: Manifest, rounds: RoundDriver) -> chain.Heads:
         here = rounds.chain.head  # proven, and further than `mine` where the results between them are lost
         await self._seek_of([peer for peer, head in heads if head.branch == here.branch and head.round > here.round])
-        num = self._num_beside(rounds)
+        num = len(self._beside(rounds))
         followed = [
             proof for proof in self._proofs.values() if chain.is_followed(here, rounds.chain.charter, num, proof)
         ]
@@ -425,5 +434,6 @@ class ForkWatch:
         ]
 
 
-def _weight(proof: chain.Proof) -> tuple[int, int, int]:
-    return min(proof.num_signers, chain.MOST_NEEDED), proof.manifest.committed_tokens, proof.manifest.round
+def _weight(proof: chain.Proof, num_beside: int) -> tuple[bool, int, int, int]:
+    num, head = min(proof.num_signers, chain.MOST_NEEDED), proof.manifest
+    return proof.num_there >= num_beside, num, head.committed_tokens, head.round

@@ -8,6 +8,7 @@ full micro-batches, divided by n, is the gradient of the mean of all their sampl
 proportion is by what is predicted in them.
 """
 
+import math
 from functools import partial
 
 import torch
@@ -29,6 +30,7 @@ from weft.pipeline.device import TOKEN_NBYTES, Encode, Given, Ways
 from weft.wire import Buffer, digest
 
 LEAST_MOVED = 0.05  # of what goes on: a section that has not learnt yet may change next to nothing
+LEAST = 1e-30  # of a number: far below, fp32 and bf16 have so few bits that honest machines end far apart
 
 
 class TorchDevice:
@@ -187,13 +189,20 @@ class _TorchPassed:
 
 
 def _apart(both: list[Tensor], origin: Tensor | None) -> float:
-    """Return how far the first of two lies from the second, relative to how far that is from where both come from."""
+    """Return how far the first of two lies from the second, relative to how far that is from where both come from.
+
+    Whoever is before or after a section chooses how large numbers are: in fp32 lengths would be infinite, or nothing.
+    """
     if len(both) < 2:
         return -1.0
     theirs, mine = both
-    length, distance = float(mine.norm()), float((theirs - mine).norm())
-    moved = max(length if origin is None else float((mine - origin).norm()), LEAST_MOVED * length)
-    return distance / moved if moved > 0 else distance
+    length, distance = _length(mine), _length(theirs - mine)
+    moved = max(length if origin is None else _length(mine - origin), LEAST_MOVED * length)
+    return distance / max(moved, LEAST * math.sqrt(mine.numel()))
+
+
+def _length(vector: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
 
 
 def finite_loss(loss: Tensor) -> float:

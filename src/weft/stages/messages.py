@@ -14,7 +14,7 @@ A beat, on the wire, is a round of the first stage. Every bound is here, with it
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from weft.ids import Digest, PeerId
 from weft.net.messages import HexDigest, HexPeer
@@ -26,6 +26,7 @@ MAX_HELD = 64  # stages of one peer
 MAX_PEERS = 1024
 MAX_BATCHES = 1 << 14  # that a member tells of: they fit a note
 MAX_ORIGINS = 256
+MAX_UNTRUSTED = 64  # of one stage, the newest: four kilobytes every two seconds
 
 State = Literal["joining", "ready", "paused", "finishing"]
 _Stage = Annotated[int, Meta(ge=0, le=MAX_STAGES)]  # or the number of a tied matrix, which is the last
@@ -41,6 +42,8 @@ class Held(Record, frozen=True, kw_only=True):
     round: Number  # of the stage's run
     rate: _Rate  # samples a second that it would compute, always at work; 0: not known yet
     num_waiting: Number  # micro-batches that wait for it
+    # Whose key is banned from the stage, or whose passages this peer has found false; unset: nobody's.
+    untrusted: Annotated[tuple[HexPeer, ...], Meta(min_length=1, max_length=MAX_UNTRUSTED)] | UnsetType = UNSET
 
 
 class Shelved(Record, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ It is a plain table: what is heard goes in, what is asked comes out.
 All who know the same members find the same teams. Micro-batches go to those who lead.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from statistics import median
 
@@ -14,6 +15,7 @@ from weft.ids import PeerId
 from weft.pipeline.placement import Stage
 from weft.stages.messages import Held, StageNews
 
+MIN_NAMING = 2  # members: one alone keeps nobody from being sent work
 UNKNOWN = 1.0  # samples a second, of peers of which nobody has measured one
 
 
@@ -54,6 +56,21 @@ class StageTable:
     def ready(self, stage: int) -> dict[PeerId, Held]:
         """Return who computes micro-batches of a stage."""
         return {peer: each for peer, each in self.held(stage).items() if each.state == "ready"}
+
+    def trusted(self, stage: int) -> dict[PeerId, Held]:
+        """Return the same but those whom most of the others name untrusted, two at least.
+
+        Who computes something else is struck out of its stage; only the members of that know it, or, of who claims to
+        hold the stage and is no member, have found it. Where nobody would be left, all are returned.
+        """
+        ready = self.ready(stage)
+        named = Counter(peer for by, each in ready.items() for peer in set(each.untrusted or ()) - {by})
+        found = {
+            peer: each
+            for peer, each in ready.items()
+            if named[peer] < MIN_NAMING or 2 * named[peer] <= len(ready.keys() - {peer})
+        }
+        return found or ready
 
     def rates(self) -> list[Stage]:
         """Return each stage's members, those who are on their way to it included, and the rate of each.

@@ -3,7 +3,7 @@
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from weft.codec.config import ExtensionCodecConfig
+from weft.codec.config import ExtensionCodecConfig, RandomKConfig
 from weft.errors import ConfigError
 from weft.sync.records.acts import Amend, Void, changes_of
 from weft.sync.records.charter import MAX_TOKENS_PER_STEP, Charter, Settings
@@ -44,6 +44,8 @@ def amended_settings(charter: Charter, amend: Amend) -> Settings:
     for codec in (settings.method.codec, settings.method.reply_codec):
         if isinstance(codec, ExtensionCodecConfig) and codec not in (before.method.codec, before.method.reply_codec):
             raise Void(f"codec {codec.name!r} is from outside of weft, and members may not have it")
+    if charter.audits and charter.audits.quarantine and isinstance(settings.method.codec, RandomKConfig):
+        raise Void("what newcomers bring has to be the same bytes in the next round, and random_k makes others in each")
     if settings.seq_len > charter.max_seq_len:
         raise Void(f"a seq_len of {settings.seq_len} is more than the {charter.max_seq_len} that model and data allow")
     if charter.min_seq_len is not UNSET and settings.seq_len < charter.min_seq_len:

@@ -580,7 +580,7 @@ def enacted(
 
 
 def forked(base: messages.Base, members: Sequence[PeerId]) -> Charter:
-    """Return the charter of a branch of these that begins where `base` lost its majority."""
+    """Return the charter of a branch of these that begins where `base` lost its majority: who was no member is new."""
     fork = Fork(
         branch=base.branch,
         round=base.round,
@@ -589,7 +589,7 @@ def forked(base: messages.Base, members: Sequence[PeerId]) -> Charter:
         committed_tokens=base.committed_tokens,
     )
     charter = replace(base.charter, forks=with_fork(base.charter.forks, fork))
-    return quarantine.after(charter, base.round, members, ())
+    return quarantine.after(charter, base.round, members, set(members) - set(base.electorate))
 
 
 def charter_after(base: messages.Base, manifest: messages.Manifest) -> Charter:
@@ -608,9 +608,15 @@ def with_members(done: Enacted, manifest: messages.Manifest) -> Enacted:
 
 
 def legacy_tokens(base: messages.Base, ready: messages.Ready) -> Tokens:
-    """Return how many tokens of a branch that was given up `ready` shows."""
+    """Return how many tokens of a branch that was given up `ready` shows: none where members audit each other, for a
+    member can make branches up alone, and what they have counted nobody can look at."""
     legacy, proof = ready.legacy, ready.proof
-    if legacy is None or proof is None or digest_of(proof.charter) != proof.certificate.manifest.charter:
+    if (
+        base.charter.audits is not UNSET
+        or legacy is None
+        or proof is None
+        or digest_of(proof.charter) != proof.certificate.manifest.charter
+    ):
         return Tokens(0)
     head = proof.certificate.manifest
     found = fork_point(history(head, proof.charter), history_before(base))

@@ -10,7 +10,7 @@ after, which says the same of what went between those two (`why_refused`, `is_jo
 members of that stage. So nobody hides what it has made, and each digest is signed at both its ends.
 
     Opened(head)     this member has the state after a manifest: its own signature draws what it looks at
-    Told(passage)    another has computed something of that state     -> Look, where it was drawn
+    Told(passage)    its sender tells what another has computed       -> Look, where it was drawn
     Accused(letter)  another has found it to be something else        -> Look at the same, and more often at its author
     Looked(found)    this member has computed it again                -> Accuse, or Clear: the accuser is believed less
     Closed()         another state comes: nothing of this one can be computed any more
@@ -32,7 +32,7 @@ from weft.verify.suspicion import LASTS, TIMES
 from weft.wire import Record
 
 MAX_PASSAGE_NBYTES = 4 << 10  # of one, signed: digests and numbers
-MAX_EARLY = 256  # passages of a state that is still to come
+MAX_EARLY, MAX_EARLY_OF = 256, 64  # passages of a state that is still to come, and of those that one tells
 MAX_BEGUN = 4096  # passages that are remembered: each is looked at once
 MOST_FALSE = 3  # accusations of one member that were found wrong: no more of its are looked into
 
@@ -141,6 +141,7 @@ class Told:
         head: that it names.
     """
 
+    by: PeerId
     key: Key
     head: Digest
 
@@ -220,6 +221,11 @@ class Watch:
     doubted: Mapping[PeerId, int] = field(default_factory=dict)
     num_false: Mapping[PeerId, int] = field(default_factory=dict)
     results: Mapping[Key, Looked] = field(default_factory=dict)  # of this state
+
+
+def is_wanted(watch: Watch, key: Key) -> bool:
+    """Return whether a passage that was told of is looked at, or may be yet."""
+    return key in watch.begun or any(each.key == key for each in watch.early)
 
 
 def step(watch: Watch, event: Event) -> tuple[Watch, tuple[Output, ...]]:
@@ -310,7 +316,11 @@ def _begun(watch: Watch, key: Key, accusers: frozenset[PeerId]) -> Watch:
 
 
 def _waits(watch: Watch, event: Told | Accused) -> Watch:
+    """Keep it until that state is there. Of each that tells the oldest makes room: nobody's word makes another's go."""
     early = watch.early if event in watch.early else (*watch.early, event)
+    mine = [each for each in early if each.by == event.by]
+    if len(mine) > MAX_EARLY_OF:
+        early = tuple(each for each in early if each != mine[0])
     return replace(watch, early=early[-MAX_EARLY:])
 
 

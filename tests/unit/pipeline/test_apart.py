@@ -51,8 +51,12 @@ def model_of(stage: int) -> FlatModel:
     return model
 
 
-def trial(name: str, stage: int) -> Trial:
-    """Return what a section makes of a micro-batch."""
+def trial(name: str, stage: int, size: float = 1e-3) -> Trial:
+    """Return what a section makes of a micro-batch.
+
+    Args:
+        size: of the gradient that comes back.
+    """
     generator = torch.Generator().manual_seed(3)
     device = TorchDevice(model_of(stage), Boundaries(CODECS[name]), SEQ_LEN, BATCH_SIZE)
     tokens = torch.randint(0, CONFIG.vocab_size, (BATCH_SIZE, SEQ_LEN + 1), generator=generator)
@@ -60,7 +64,7 @@ def trial(name: str, stage: int) -> Trial:
     sent = device.edges(given)
     shape = (BATCH_SIZE, SEQ_LEN, CONFIG.width)
     x = None if stage == 0 else parcel(sent.output(torch.randn(shape, generator=generator)))  # type: ignore[arg-type]
-    back = None if stage == 2 else sent.input_gradient(1e-3 * torch.randn(shape, generator=generator))
+    back = None if stage == 2 else sent.input_gradient(size * torch.randn(shape, generator=generator))
     given = Given(BATCH_SIZE, packed(tokens), x)
     return Trial(device, given, back, *again(device, given, back))
 
@@ -73,14 +77,14 @@ def changed(one: Trial, by: str) -> Ways:
         if data is None:
             return None
         right: Tensor = getattr(edges, decode)(data)
-        random = torch.randn(right.shape, generator=noise)
+        random, length = torch.randn(right.shape, generator=noise), right.double().norm().float()
         match by:
             case "rounding":
-                wrong = right + ROUNDING * right.norm() * random / random.norm()
+                wrong = right + ROUNDING * length * random / random.norm()
             case "zeros":
                 wrong = torch.zeros_like(right)
             case "noise":
-                wrong = right.norm() * random / random.norm()
+                wrong = length * random / random.norm()
             case "what came":
                 wrong = torch.zeros_like(right) if came is None else getattr(edges, decode)(came)
             case _:
@@ -110,3 +114,23 @@ def test_who_rounds_otherwise_is_held_for_honest_and_who_computes_something_else
         assert all(each > 1.5 * NUMBERS[name] for each in far if each >= 0), (by, far)
         assert not is_near(far, losses, name, name)
     assert not torch.any(one.device.model.gradient), "nothing is counted"
+
+
+@pytest.mark.parametrize("size", [1e30, 1e-20])
+def test_however_large_numbers_are_that_a_neighbour_sends_honest_members_are_near_and_others_are_not(
+    size: float,
+) -> None:
+    """Else a neighbour could send what makes an honest member look false, or a false one right."""
+    one = trial("fp32", 1, size)
+    assert is_near(
+        one.device.apart(one.given, one.returned, changed(one, "rounding"), one.mine), (0.0, 0.0), "fp32", "fp32"
+    )
+    for by in ("zeros", "half"):
+        _, far = one.device.apart(one.given, one.returned, changed(one, by), one.mine)
+        assert far > 1.5 * NUMBERS["fp32"], by
+
+
+def test_numbers_that_have_hardly_any_bits_tell_nothing() -> None:
+    one = trial("fp32", 1, 1e-43)
+    _, far = one.device.apart(one.given, one.returned, changed(one, "zeros"), one.mine)
+    assert 0 <= far < 1e-9

@@ -1,14 +1,18 @@
 """The table of who holds which stage."""
 
+import msgspec
+from msgspec import UNSET
+
 from weft.ids import PeerId
 from weft.stages.messages import Held, Shelved, StageNews
 from weft.stages.table import UNKNOWN, StageTable
 
-A, B, C = (PeerId(letter * 64) for letter in "abc")
+A, B, C, D = (PeerId(letter * 64) for letter in "abcd")
 
 
-def held(stage: int, rate: float = 0.0, state: str = "ready") -> Held:
-    return Held(stage=stage, since=1, state=state, round=3, rate=rate, num_waiting=0)
+def held(stage: int, rate: float = 0.0, state: str = "ready", untrusted: tuple[PeerId, ...] = ()) -> Held:
+    named = untrusted or UNSET
+    return Held(stage=stage, since=1, state=state, round=3, rate=rate, num_waiting=0, untrusted=named)
 
 
 def news(*stages: Held, kept: tuple[Shelved, ...] = ()) -> StageNews:
@@ -57,3 +61,28 @@ def test_rates_are_of_work_that_is_usual():
     table.told(A, news(held(0, rate=8.0)))
     table.told(B, news(held(1, rate=2.0)))
     assert table.rates() == [{A: 4.0}, {B: 3.0}]
+
+
+def trusted(**named: tuple[PeerId, ...]) -> set[str]:
+    """Return whom work of a stage may be sent to, of the peers of these letters, each of which names some untrusted."""
+    table = StageTable(1)
+    for letter, untrusted in named.items():
+        table.told(PeerId(letter * 64), news(held(0, untrusted=untrusted)))
+    return {peer[0] for peer in table.trusted(0)}
+
+
+def test_whom_most_of_a_stage_have_found_false_or_banned_is_sent_nothing_member_or_not():
+    assert trusted(a=(D,), b=(D,), c=(D,), d=()) == {"a", "b", "c"}
+    assert trusted(a=(D,), b=(D,), c=(), d=(A, B, C)) == {"a", "b", "c"}, "two of three others"
+    assert trusted(a=(D,), b=(), c=(), d=()) == {"a", "b", "c", "d"}
+    assert trusted(a=(D,), b=(D,), d=(A, B)) == {"a", "b"}, "its own word counts as one"
+    assert trusted(a=(D,), d=(A,)) == {"a", "d"}, "of two neither is believed"
+    assert trusted(a=(A, C), b=(A, C), c=(A, C)) == {"b"}, "nobody speaks of itself"
+
+
+def test_where_nobody_would_be_left_all_are_sent_work():
+    assert trusted(a=(B, C), b=(A, C), c=(A, B)) == {"a", "b", "c"}
+
+
+def test_news_of_who_finds_nobody_false_have_the_bytes_that_they_had():
+    assert "untrusted" not in msgspec.to_builtins(held(0))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charters import charter
-from weft.codec.config import Bf16Config, Fp32Config
+from weft.codec.config import Bf16Config, Fp32Config, Int8Config, RandomKConfig
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.keys import Identity
 from weft.sync.governance import Void, enact, in_effect, objection
@@ -17,7 +17,7 @@ from weft.sync.method.presets import DdpConfig, spell_out
 from weft.sync.method.schedule import ConstantConfig, WsdConfig
 from weft.sync.records.acts import MAX_ACTS, Act, Amend, AnyDeed, Ballot, Ban, Pardon, Remove, Succeed, Warrant
 from weft.sync.records.ancestry import Fork
-from weft.sync.records.charter import MAX_BANNED, Body, Charter, Expelled, Struck
+from weft.sync.records.charter import MAX_BANNED, AuditTerms, Body, Charter, Expelled, Struck
 from weft.sync.records.messages import Accept, AnyRoundMessage, Promise, RoundNote
 from weft.wire import Signed, decode, digest_of, encode, seal
 
@@ -218,6 +218,16 @@ def test_settings_that_a_run_cannot_go_on_with_are_refused(changes: dict[str, An
 def test_a_step_is_bounded_in_tokens() -> None:
     wide = msgspec.structs.replace(FIRST, max_seq_len=1 << 20)
     assert "may take at most" in why_not(amend(batch_size=1 << 10, seq_len=1 << 15), before=wide)
+
+
+def test_bytes_that_are_others_in_each_round_cannot_wait_in_quarantine() -> None:
+    method = msgspec.structs.replace(FIRST.settings.method, feedback=0.9, reply_codec=Int8Config())
+    before = msgspec.structs.replace(FIRST, settings=msgspec.structs.replace(FIRST.settings, method=method))
+    change = amend(codec=RandomKConfig(kept=4, largest=1))
+    without = AuditTerms(rate=0.1, trace_every=1)
+    waits = msgspec.structs.replace(without, quarantine=3)
+    assert "random_k makes others in each" in why_not(change, before=msgspec.structs.replace(before, audits=waits))
+    assert not why_not(change, before=msgspec.structs.replace(before, audits=without))
 
 
 def test_gradients_are_sent_every_step_and_applied_by_the_inner_optimizer() -> None:

@@ -160,6 +160,15 @@ def test_a_key_is_struck_out_also_where_nothing_can_be_taken_out() -> None:
         assert (done.struck, done.charter.false_works) == (ACCUSED, UNSET)
 
 
+def test_what_is_said_of_another_false_work_of_a_key_that_is_struck_out_takes_nothing_from_the_first() -> None:
+    """Who brings two could else have what the first has moved stay, by a word of a friend on the second."""
+    first = enact(AUDITED, at_round(8), (weighed(WEIGHED, WEIGHED, WEIGHED),)).charter
+    cast = [seal(who, replace(finding(who, round=7, work=digest(b"other")), weighed=WEIGHED)) for who in OTHERS[:3]]
+    without = dataclasses.replace(at_round(9), electorate=tuple(each.peer for each in OTHERS))
+    after = enact(first, without, (Warrant(letters=tuple(sorted(cast, key=by))),)).charter
+    assert [each.round for each in after.false_works or ()] == [6, 7]
+
+
 # --- what waits in quarantine ---
 
 WAITS = replace(

@@ -6,16 +6,31 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from charters import charter
 from weft.codec.build import build
 from weft.codec.config import Fp32Config
 from weft.ids import BranchId, PeerId, Round, RunId, Tokens
 from weft.peer.chain import genesis, open_branch
-from weft.sync.governance import charter_after, countable, enacted
+from weft.sync.governance import charter_after, countable, enacted, legacy_tokens
 from weft.sync.merge.reduce import Coding, Merger
 from weft.sync.records.ancestry import Legacy, Stretch
-from weft.sync.records.messages import Base, Contribution, Manifest, counted, counted_of, own_work
+from weft.sync.records.charter import AuditTerms
+from weft.sync.records.messages import (
+    Base,
+    Certificate,
+    Contribution,
+    LegacyProof,
+    Manifest,
+    Ready,
+    counted,
+    counted_of,
+    own_work,
+)
+from weft.sync.round.rules import says_right_work
+from weft.sync.round.shares import contribution
+from weft.wire import Signed, digest_of
 
 RUN = RunId("1" * 64)
 PEERS = [PeerId(letter * 64) for letter in "abcdef"]
@@ -130,3 +145,35 @@ def test_a_manifest_counts_own_work_or_a_legacy_of_a_peer_and_each_is_told_apart
 
 def _manifest(here: Base) -> Manifest:
     return open_branch(here, PEERS[:1], PEERS[0], here.branch)
+
+
+def made_up(here: Base, by: PeerId) -> Ready:
+    """Return what one member alone can bring as that of a branch: it has signed all of it itself."""
+    branch = BranchId("9" * 64)
+    opening = open_branch(here, [by], by, branch)
+    held = charter_after(here, opening)
+    counts = Tokens(opening.committed_tokens + HUGE)
+    head = msgspec.structs.replace(
+        opening, round=Round(here.round + 3), committed_tokens=counts, charter=digest_of(held)
+    )
+    stretch = Stretch(branch=branch, start=here.round, stop=Round(head.round + 1))
+    certificate = Certificate(attempt=head.attempt, manifest=head, votes=(), farewells=())
+    return Ready(
+        tokens=Tokens(HUGE),
+        parts=(),
+        legacy=Legacy(stretches=(stretch,), tokens=Tokens(HUGE)),
+        proof=LegacyProof(certificate=certificate, charter=held),
+    )
+
+
+def test_where_members_audit_each_other_nothing_that_a_branch_had_counted_is_brought() -> None:
+    """A member that makes branches up would be counted in each round for what nobody can look at."""
+    terms = AuditTerms(rate=0.1, trace_every=1)
+    for audits, tokens in ((UNSET, base().charter.settings.quota_tokens), (terms, 0)):
+        here = base(charter=msgspec.structs.replace(base().charter, audits=audits), electorate=tuple(sorted(PEERS)))
+        ready = made_up(here, PEERS[1])
+        assert legacy_tokens(here, ready) == tokens
+        assert says_right_work(here, contribution(here.charter, PEERS[1], ready)) == (audits is UNSET)
+        signed = Signed(kind="Work", signer=PEERS[1], body=b"a work", signature=bytes(64))
+        beside = msgspec.structs.replace(ready, work=signed)
+        assert not says_right_work(here, contribution(here.charter, PEERS[1], beside))

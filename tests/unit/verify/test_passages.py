@@ -10,6 +10,7 @@ from weft.ids import Digest, PeerId, RunId
 from weft.verify.passages import (
     LOSS,
     MAX_EARLY,
+    MAX_EARLY_OF,
     MOST_FALSE,
     NUMBERS,
     Accuse,
@@ -27,6 +28,7 @@ from weft.verify.passages import (
     Watch,
     is_joined,
     is_near,
+    is_wanted,
     is_whole,
     step,
     why_refused,
@@ -166,43 +168,58 @@ NONE = fed(Watch(ME, 0.0), opened())[0]
 
 
 def test_what_is_drawn_is_looked_at_once_and_told_where_it_is_something_else() -> None:
-    watch, found = fed(ALL, Told(key(1), HEAD), Told(key(1), HEAD))
+    watch, found = fed(ALL, Told(BEFORE, key(1), HEAD), Told(BEFORE, key(1), HEAD))
     assert found == [Look(key(1))]
     assert fed(watch, Looked(key(1), "equal"))[1] == []
     watch, found = fed(watch, Looked(key(1), "differs"), Looked(key(1), "differs"))
     assert found == [Accuse(key(1))]
-    assert fed(watch, Told(key(1), HEAD))[1] == []
-    assert fed(ALL, Told(key(1, ME), HEAD))[1] == [], "its own"
+    assert fed(watch, Told(BEFORE, key(1), HEAD))[1] == []
+    assert fed(ALL, Told(BEFORE, key(1, ME), HEAD))[1] == [], "its own"
 
 
 def test_as_many_look_as_the_rate_says() -> None:
     watch = fed(Watch(ME, 0.4), opened())[0]
-    found = fed(watch, *(Told(key(number), HEAD) for number in range(1000)))[1]
+    found = fed(watch, *(Told(BEFORE, key(number), HEAD) for number in range(1000)))[1]
     assert 150 < len(found) < 250, "one of two others that look at 0.4 together"
 
 
 def test_what_is_of_a_later_state_waits_for_it_and_of_an_earlier_one_is_not_looked_at() -> None:
-    watch, found = fed(ALL, Told(key(1), NEXT))
+    watch, found = fed(ALL, Told(BEFORE, key(1), NEXT))
     assert found == []
-    watch, found = fed(watch, Looked(key(1), None), Closed(), Told(key(2), NEXT), opened(NEXT, 6))
+    watch, found = fed(watch, Looked(key(1), None), Closed(), Told(BEFORE, key(2), NEXT), opened(NEXT, 6))
     assert found == [Look(key(1)), Look(key(2))]
-    assert fed(watch, Told(key(3), HEAD))[1] == []
-    flood = (Told(key(number), HEAD) for number in range(10, 10 + 2 * MAX_EARLY))
-    assert len(fed(watch, *flood)[0].early) == MAX_EARLY
+    assert fed(watch, Told(BEFORE, key(3), HEAD))[1] == []
+    told = Told(BEFORE, key(4), HEAD)
+    flood = (Told(OTHER, key(number), HEAD) for number in range(10, 10 + MAX_EARLY))
+    early = fed(watch, told, *flood)[0].early
+    assert (len(early), early[0]) == (1 + MAX_EARLY_OF, told), "who tells much pushes out nothing of another"
+    many = (Told(PeerId(f"{by:064x}"), key(10 * by + n), HEAD) for by in range(MAX_EARLY) for n in range(2))
+    assert len(fed(watch, *many)[0].early) == MAX_EARLY
+
+
+def test_what_is_told_of_is_wanted_while_it_is_looked_at_or_may_be() -> None:
+    wanted = {
+        "drawn": fed(ALL, Told(BEFORE, key(1), HEAD))[0],
+        "early": fed(ALL, Told(BEFORE, key(1), NEXT))[0],
+        "accused": fed(NONE, Accused(OTHER, key(1), HEAD, 5))[0],
+    }
+    assert all(is_wanted(watch, key(1)) for watch in wanted.values())
+    assert not is_wanted(fed(NONE, Told(BEFORE, key(1), HEAD))[0], key(1)), "it was not drawn"
+    assert not is_wanted(ALL, key(1))
 
 
 def test_nothing_is_looked_at_while_the_state_changes() -> None:
-    watch, found = fed(ALL, Closed(), Told(key(1), HEAD), Accused(OTHER, key(2), HEAD, 5))
+    watch, found = fed(ALL, Closed(), Told(BEFORE, key(1), HEAD), Accused(OTHER, key(2), HEAD, 5))
     assert found == []
     assert fed(watch, opened(NEXT, 6))[1] == []
 
 
 def test_what_another_accuses_is_looked_at_whether_drawn_or_not_and_its_author_more_often() -> None:
-    watch, found = fed(NONE, Told(key(1), HEAD), Accused(OTHER, key(1), HEAD, 5))
+    watch, found = fed(NONE, Told(BEFORE, key(1), HEAD), Accused(OTHER, key(1), HEAD, 5))
     assert found == [Look(key(1))]
     assert fed(watch, Looked(key(1), "differs"))[1] == [Accuse(key(1))]
     rare = fed(Watch(ME, 0.2), opened())[0]
-    many = [Told(key(number), HEAD) for number in range(1000)]
+    many = [Told(BEFORE, key(number), HEAD) for number in range(1000)]
     usual, doubted = (len(fed(each, *many)[1]) for each in (rare, fed(rare, Accused(OTHER, key(-1), NEXT, 5))[0]))
     assert 3 < doubted / usual < 5
     later = fed(rare, Accused(OTHER, key(-1), NEXT, 5), Closed(), opened(NEXT, 5 + LASTS))[0]
@@ -229,7 +246,7 @@ def test_nobody_is_heard_about_itself_or_about_who_hears() -> None:
 
 
 def test_what_could_not_be_looked_at_is_looked_at_when_it_is_told_again() -> None:
-    watch, found = fed(ALL, Told(key(1), HEAD), Looked(key(1), None), Told(key(1), HEAD))
+    watch, found = fed(ALL, Told(BEFORE, key(1), HEAD), Looked(key(1), None), Told(BEFORE, key(1), HEAD))
     assert found == [Look(key(1)), Look(key(1))]
     assert fed(watch, Looked(key(2), "differs"))[1] == [], "nobody asked"
 

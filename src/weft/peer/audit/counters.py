@@ -225,8 +225,9 @@ class Counters:
         known = self._counted(round, work)
         if known is None or is_dropped(self._replica.charter, round):
             return
-        false = of(self._replica.charter, peer)
-        if false is None or false.round != round:
+        works = self._replica.charter.false_works or ()
+        false = next((each for each in works if (each.peer, each.round, each.taken_out) == (peer, round, UNSET)), None)
+        if false is None:
             self._tell_stays(manifest, peer, round, why_not(*known) or DISAGREED)
         elif manifest.round > round + WITHIN:
             self._tell_stays(manifest, peer, round, self._why(false))

@@ -57,6 +57,7 @@ from weft.peer.messages import Decision, HandOn
 from weft.peer.round.driver import RoundDriver
 from weft.peer.round.payloads import Payloads
 from weft.sync.merge.reduce import EncodedPart, GroupMean
+from weft.sync.records.charter import Charter
 from weft.sync.records.messages import MAX_GROUP, Base, Certificate, GroupRecord, Manifest, Stake, claims_in
 from weft.sync.records.weights import weight
 from weft.sync.round.groups import Offer, is_grace_due, may_close, parents, record_of, slices, tokens_of
@@ -144,6 +145,15 @@ PARALLEL = 4  # payloads on their way at a time: each is whole in memory
 MAX_SILENT = 3  # rounds in which a leaf brings nothing: it has another aggregator, or none
 SLOW = 4  # times slower than the median: such a leaf hands nothing on
 NEW_QUOTAS = 4  # of a leaf whose leases this peer has not seen: what it may carry
+
+
+def why_none(charter: Charter) -> str:
+    """Return why members take no leaves in a run; empty: they do."""
+    if charter.settings.method.graph is not None:
+        return "members exchange with neighbours, and have no groups"
+    if charter.audits is not UNSET or charter.passages is not UNSET:
+        return "members audit each other, and work that comes through another cannot be audited"
+    return ""
 
 
 class Collection:
@@ -287,10 +297,7 @@ class Aggregator:
         base = self._rounds.chain.base
         if not self._rounds.is_member or please.branch != base.branch:
             return messages.SponsorAnswer(is_taken=False, reason="it has no vote in this branch")
-        if self._rounds.chain.charter.settings.method.graph is not None:
-            return messages.SponsorAnswer(is_taken=False, reason="members exchange with neighbours, and have no groups")
-        if base.charter.audits is not UNSET:
-            reason = "members audit each other, and work that comes through another cannot be audited"
+        if reason := why_none(base.charter):
             return messages.SponsorAnswer(is_taken=False, reason=reason)
         if not self._take(peer):
             return messages.SponsorAnswer(is_taken=False, reason="there is no room")
@@ -302,7 +309,7 @@ class Aggregator:
     def _take(self, peer: PeerId) -> bool:
         base = self._rounds.chain.base
         is_other = peer in base.electorate or peer in base.charter.banned or not self._rounds.is_member
-        if is_other or (peer not in self.leaves and len(self.leaves) >= MAX_GROUP - 1):
+        if why_none(base.charter) or is_other or (peer not in self.leaves and len(self.leaves) >= MAX_GROUP - 1):
             return False
         self.leaves.setdefault(peer, 0.0)
         settings = base.charter.settings

@@ -13,7 +13,8 @@ It is no member yet, so nobody waits for it meanwhile. Who comes back while it s
 What the parameters were that a lease of before began at is not known here: that is for audits of members.
 
 Failure:
-- who did a work is gone, or shows it no more: another is drawn. Nobody is left: an event says how many were looked at.
+- who did a work is gone, shows it no more, or lets this peer wait: another is drawn. Nobody is left, or they have been
+  waited for too long: an event says how many were looked at.
 - this peer is paused: it goes on afterwards.
 """
 
@@ -57,6 +58,8 @@ from weft.wire import Buffer, Signed, decode, digest_of, unseal
 LAST = MAX_CERTIFICATES  # rounds: as many as one answer tells, and less than for which peers keep what they began with
 PATIENCE_S = 120.0  # with those who are asked
 CALL_S = 20.0
+SLOW_NBYTES_PER_S = 256 << 10  # whoever delivers slower than that on average is not waited for
+SHOWN_NBYTES = 6 * 4  # of a lease, for a parameter, at most: two states and what codecs had left
 MAX_VECTORS = 4  # of a state
 
 
@@ -76,6 +79,20 @@ class _Drawn:
     @property
     def name(self) -> Digest:
         return Digest(self.counted.work or "")
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """What is shown of one.
+
+    Args:
+        begin: the state that it began with; blobs: of that and the others.
+    """
+
+    work: Work
+    shown: Shown
+    begin: StateIndex
+    blobs: dict[Digest, Buffer]
 
 
 class EntryCheck:
@@ -116,7 +133,7 @@ class EntryCheck:
                 break
             try:
                 found = await self._looked(each)
-            except (PeerError, NetError, Refused, DataError):
+            except (PeerError, NetError, Refused, DataError, TimeoutError):
                 continue  # another is drawn
             if found is not None:
                 num += 1
@@ -208,9 +225,16 @@ class EntryCheck:
         """Return what came of a lease; None: its work is of several, or it cannot be told here.
 
         Raises:
-            PeerError, NetError, Refused: it is not shown.
+            PeerError, NetError, Refused, TimeoutError: it is not shown.
             DataError: what is shown was not signed.
         """
+        async with asyncio.timeout(PATIENCE_S + SHOWN_NBYTES * self._replica.outer.numel() / SLOW_NBYTES_PER_S):
+            begun = await self._begun(drawn)
+        found = None if begun is None else await self._replayed(drawn, begun)
+        return None if found is None or found.outcome == "unknown" else found
+
+    async def _begun(self, drawn: _Drawn) -> _Begun | None:
+        """Fetch what a lease began and ended with, of who trained on it; errors as of `_looked`."""
         peer, blobs = drawn.peer, dict[Digest, Buffer]()
         holders = list(dict.fromkeys((peer, *sorted(self._node.peers))))
         data = await small_from(self._node, holders, drawn.name, MAX_NBYTES)
@@ -220,22 +244,18 @@ class EntryCheck:
         answer = await self._node.call(peer, WorkRequest(work=drawn.name), WorkAnswer, deadline_s=CALL_S)
         if not answer.is_here or not len(answer.begins) == len(answer.ends) == 1:
             raise PeerError(f"{short(peer)} does not show what its work began with: {answer.reason}")
-        shown = Shown(answer.begins, answer.ends)
         begin = await self._fetched(peer, Digest(answer.begins[0].state), blobs, None)
         names = set[str]() if self._trust.is_exact else {LOCAL}
         await self._fetched(peer, Digest(answer.ends[0].state), blobs, names)
         if work.error is not None:
             await self._fetched(peer, Digest(work.error), blobs, None)
-        found = await self._replayed(drawn, work, shown, begin, blobs)
-        return None if found.outcome == "unknown" else found
+        return _Begun(work, Shown(answer.begins, answer.ends), begin, blobs)
 
-    async def _replayed(
-        self, drawn: _Drawn, work: Work, shown: Shown, begin: StateIndex, blobs: dict[Digest, Buffer]
-    ) -> Replayed:
+    async def _replayed(self, drawn: _Drawn, begun: _Begun) -> Replayed:
         def blob(name: Digest) -> Buffer:
-            if name not in blobs:
+            if name not in begun.blobs:
                 raise NotHere(f"nobody has shown {short(name)}")
-            return blobs[name]
+            return begun.blobs[name]
 
         def between() -> None:
             if self._should_break_off():
@@ -248,8 +268,8 @@ class EntryCheck:
         replays = Replays(self._trainer, run, trust.numerics, blob, between)
 
         def replay() -> Replayed:
-            outer = replays.vectors(begin, {LOCAL})[LOCAL]
-            ((found,), _) = replays.check(Case(work, [head], [outer], shown), [0])
+            outer = replays.vectors(begun.begin, {LOCAL})[LOCAL]
+            ((found,), _) = replays.check(Case(begun.work, [head], [outer], begun.shown), [0])
             return found
 
         while True:

@@ -57,9 +57,9 @@ class Works:
 
     def hear(self, base: Base, peer: PeerId, ready: Ready) -> bool:
         """Keep what is announced; return whether it is what such an announcement has to say."""
-        if base.charter.audits is UNSET or ready.legacy is not None:
+        if base.charter.audits is UNSET:
             return ready.work is UNSET
-        if ready.work is UNSET:
+        if ready.work is UNSET or ready.legacy is not None:
             return False
         try:
             work = self._opened(ready.work)

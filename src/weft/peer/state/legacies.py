@@ -12,7 +12,7 @@ Failure:
 - this process ends: fork and legacy are on disk. Before a checkpoint of the branch that goes on, the next process is in
   the one that was left: it has the fork still, and brings no legacy of what it stands on.
 - nobody has the fork any more, or gradients are sent, which are no sums over rounds, or fragments, of which a round has
-  one: `BranchLeft` says what is lost.
+  one, or members audit each other: `BranchLeft` says what is lost.
 - the branch has taken out false work that was counted before it began: it has that in it, and `BranchLeft` says what is
   lost.
 - somebody brought a shorter piece of it: `LegacyDropped` says how much was not counted, and `BranchLeft` where this
@@ -27,7 +27,7 @@ from typing import Annotated
 import msgspec
 import torch
 from jaxtyping import Float32
-from msgspec import Meta
+from msgspec import UNSET, Meta
 from torch import Tensor
 
 from weft.errors import CheckpointError, DataError, DiskFull, NetError, NotFinite, PeerError, Refused
@@ -187,6 +187,8 @@ class Legacies:
     def _why_none(self) -> str:
         """Return why no legacy can be brought by this method; empty: it can."""
         method = self._replica.config.method
+        if self._replica.charter.audits is not UNSET:
+            return "nobody can audit what a branch had counted"
         if method.sends_gradient:
             return "gradients do not add up over rounds"
         if method.fragments > 1:

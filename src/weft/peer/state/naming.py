@@ -9,8 +9,8 @@ who voted, and not only by that of who gives it to a newcomer.
 Nothing is decided by names: votes count as in any run. Who was given its state names none until others have named the
 same, for it knows no better.
 
-    most of the electorate name another     this peer's state is false: it fetches the state anew. Of who was given its
-                                            state, most of those who name one
+    most of the electorate name another     this peer's state is false: it fetches the state anew. Who was given its
+                                            state leaves out those who have voted since, and named none
     some do, and no majority either way     an event names them; the round goes on
 """
 
@@ -44,11 +44,15 @@ class StateNaming:
         self.index: StateIndex | None = None  # of the vectors that are named
         self._donors: tuple[PeerId, ...] = ()  # who gave the state, until others have named the same
         self._num_agreed = 0  # rounds in which others did
+        # Of those that have voted since: who named none, for it was given its own, and whether others named the same.
+        self._nameless: frozenset[PeerId] = frozenset()
+        self._agree: dict[PeerId, bool] = {}
         self._told: frozenset[PeerId] = frozenset()  # who differs
 
     def came_from(self, donors: tuple[PeerId, ...]) -> None:
         """Note that the vectors were given: what others were called says nothing of them."""
         self._of, self._name, self._donors, self._num_agreed = None, None, donors, 0
+        self._nameless, self._agree = frozenset(), {}
 
     @property
     def is_sure(self) -> bool:
@@ -82,10 +86,8 @@ class StateNaming:
             return None
         me = self._context.node.peer
         names = {peer: Digest(vote.state) for peer, vote in votes.items() if vote.state is not UNSET}
-        num = len(self._replica.head.members) if self.is_sure else len(names)  # where most are new, few name any
-        most = next((name for name, count in Counter(names.values()).items() if 2 * count > num), None)
         others = frozenset(peer for peer, name in names.items() if peer != me and name != self._name)
-        if most is not None and most != self._name:
+        if self._is_contradicted(votes, names):
             self._context.emit(StateContradicted(round=manifest.round, donors=self._donors))
             return self._donors
         self._num_agreed = 0 if others else self._num_agreed + bool(names.keys() - {me})
@@ -95,6 +97,23 @@ class StateNaming:
         if others != self._told:
             self._tell(manifest.round, others)
         return None
+
+    def _is_contradicted(self, votes: Mapping[PeerId, Accept], names: Mapping[PeerId, Digest]) -> bool:
+        """Return whether most members say that this peer's state is false.
+
+        Of who was given it, most of those who name one: where most are new, few do. Who has not been heard since counts
+        with those who agree, for whoever tells of a round can leave votes out; of two members one decides a round.
+        """
+        assert self._replica.head is not None
+        members = set(self._replica.head.members)
+        self._nameless = (self._nameless | votes.keys()) - names.keys()
+        self._agree |= {peer: name == self._name for peer, name in names.items()}
+        if self.is_sure or len(members) <= 2:
+            num = len(members) if self.is_sure else len(names)
+            most = next((name for name, count in Counter(names.values()).items() if 2 * count > num), self._name)
+            return most != self._name
+        num_against = sum(not self._agree.get(peer, True) for peer in members)
+        return 2 * num_against > len(members - self._nameless)
 
     def _tell(self, round: Round, others: frozenset[PeerId]) -> None:
         self._told = others

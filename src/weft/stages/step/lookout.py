@@ -9,13 +9,14 @@ is computed there and back on this machine, once nothing else is to be done, and
 else both are measured. What this peer finds to be something else it tells all members, signed.
 
 Failure:
-- nobody gives what it was made of, or this peer is paused: it says nothing.
+- nobody gives what it was made of, or this peer is paused: it says nothing. Whoever gives nothing in all the time is
+  not waited for again for twenty rounds.
 - somebody tells of a passage with a signature that does not hold, or that it has not accepted itself: it is dropped.
 - this peer changes its parameters before it has looked: likewise. At whom another accuses it then looks more often.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -23,7 +24,7 @@ from typing import Protocol
 from msgspec import UNSET
 
 from weft.clock import Clock
-from weft.errors import ConfigError, NetError, NotFinite, PeerError, Refused, WireError
+from weft.errors import CallFailed, ConfigError, NetError, NotFinite, PeerError, Refused, WireError
 from weft.events import AccuserDoubted, Emit, Notice, PassageAudited, PassageDoubted
 from weft.ids import Digest, PeerId, Round, several
 from weft.peer.round.acts import PendingActs
@@ -33,6 +34,7 @@ from weft.pipeline.messages import PassageTold
 from weft.pipeline.witness import AT_ONCE, Witness, read_passage
 from weft.pipeline.worker import Run
 from weft.run.staged import StagedConfig
+from weft.stages.messages import MAX_UNTRUSTED
 from weft.sync.records.acts import FalsePassage
 from weft.sync.records.messages import Manifest
 from weft.tasks import Tasks
@@ -51,12 +53,15 @@ from weft.verify.passages import (
     Told,
     Watch,
     is_near,
+    is_wanted,
     is_whole,
     step,
 )
+from weft.verify.suspicion import LASTS
 from weft.wire import Buffer, Signed, Signer, claimed, digest_of, seal
 
 FETCH_S = 20.0  # for one of the things that a micro-batch was made of
+NEXT_S = 2.0  # that one may let it wait before another is asked, too
 WAIT_S = 10.0  # for what is being looked at, before the round goes on
 MAX_HEARD = 4096  # passages that were told of, and may be looked at
 FEW = 3  # members; of fewer none can be struck out
@@ -104,11 +109,20 @@ class Lookout:
         self._num_members = FEW
         self._acts: PendingActs | None = None
         self._room = asyncio.Semaphore(AT_ONCE)
+        self._turns: dict[PeerId, asyncio.Semaphore] = {}  # by who has told of what is looked at
+        self._slow: set[PeerId] = set()  # who has let it wait, since the parameters changed
+        self._found_false: dict[PeerId, None] = {}  # who has computed something else, as they were found
+        self._silent: dict[PeerId, int] = {}  # who has given nothing in all the time, and until which round
         self._tasks = Tasks()
         pipeline = place.run.pipeline
         self._sent = str(pipeline.activations.__struct_config__.tag)
         self._sent_back = str((pipeline.gradients or pipeline.activations).__struct_config__.tag)
         place.link.hold(place.stage, PassageTold, self._on_told)
+
+    @property
+    def found_false(self) -> tuple[PeerId, ...]:
+        """Return who has computed something else, as far as this peer has looked: members or not."""
+        return tuple(self._found_false)
 
     # --- what rounds ask of it ---
 
@@ -122,6 +136,8 @@ class Lookout:
         if self._watch.opened is not None and self._watch.opened.head == name:
             return
         self._round = Round(head.round + 1)
+        self._slow.clear()
+        self._silent = {peer: until for peer, until in self._silent.items() if until > self._round}
         self._tell_few(len(head.members))
         draw = Draw(run=head.run, branch=head.branch, round=head.round, manifest=name)
         ticket = seal(place.signer, draw).signature
@@ -137,6 +153,7 @@ class Lookout:
         await self._tasks.settled(WAIT_S)
         self._feed(Closed())  # nothing more is begun
         await self._tasks.aclose()
+        self._turns.clear()
 
     async def aclose(self) -> None:
         place = self._place
@@ -153,7 +170,10 @@ class Lookout:
         except WireError:
             return
         if passage.sender == peer:  # who has accepted it; nobody else has anything to tell of it
-            self._feed(Told(self._remember(note.passage), Digest(passage.head)))
+            key = self._remember(note.passage)
+            self._feed(Told(peer, key, Digest(passage.head)))
+            if not is_wanted(self._watch, key):
+                del self._heard[key]
 
     def _on_letter(self, letter: Signed) -> None:
         found = claimed(letter, FalsePassage)
@@ -185,6 +205,7 @@ class Lookout:
 
     def _accuse(self, key: Key) -> None:
         place, signed = self._place, self._heard.get(key)
+        self._found_false = dict.fromkeys([*self._found_false, key.author][-MAX_UNTRUSTED:])
         place.emit(PassageDoubted(stage=place.stage, member=key.author, round=self._round, why=WHY))
         if signed is not None and self._acts is not None:
             found = FalsePassage(run=place.run.run, peer=key.author, round=self._round, passage=signed, why=WHY)
@@ -202,8 +223,10 @@ class Lookout:
     # --- one look ---
 
     async def _look(self, key: Key) -> None:
-        try:
-            async with self._room:
+        signed = self._heard.get(key)
+        by = self._accusers.get(key) or (key.author if signed is None else PeerId(claimed(signed, Passage).sender))
+        try:  # of each that tells not as many as there is room for: who tells of what nobody gives holds up no other
+            async with self._turns.setdefault(by, asyncio.Semaphore(AT_ONCE // 2)), self._room:
                 distance = await self._distance(key)
         except (PeerError, NetError, Refused, NotFinite, ConfigError, WireError, TimeoutError):
             self._feed(Looked(key, None))
@@ -256,16 +279,50 @@ class Lookout:
         """
         if name is UNSET:
             return None
-        sources = [key.author, neighbour, self._accusers.get(key, key.author)]
-        failed: PeerError | NetError | Refused | TimeoutError | None = None
-        for source in dict.fromkeys(sources):
-            try:
-                async with asyncio.timeout(FETCH_S):
-                    return await self._place.link.fetch(source, Digest(str(name)), nbytes)
-            except (PeerError, NetError, Refused, TimeoutError) as error:
-                failed = error
-        assert failed is not None
-        raise failed
+        sources = dict.fromkeys([key.author, neighbour, self._accusers.get(key, key.author)])
+        return await self._from_one_of(
+            [each for each in sources if each not in self._silent], Digest(str(name)), nbytes
+        )
+
+    async def _from_one_of(self, sources: Sequence[PeerId], name: Digest, nbytes: int) -> Parcel:
+        """Return bytes from who gives them first: each is asked once those before it have failed, or let it wait.
+
+        Whoever has computed something false could else let everybody wait until the parameters are others.
+
+        Raises:
+            PeerError: none does.
+        """
+        left, asked = sorted(sources, key=lambda each: each in self._slow), dict[asyncio.Future[Parcel], PeerId]()
+        failed = "they have given nothing for long"
+        try:
+            async with asyncio.timeout(FETCH_S):
+                while left or asked:
+                    if left:
+                        fetching = asyncio.ensure_future(self._place.link.fetch(left[0], name, nbytes))
+                        asked[fetching] = left.pop(0)
+                    limit_s = NEXT_S if left else None
+                    done, _ = await asyncio.wait(asked, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+                    for each in done:
+                        del asked[each]
+                    failed = next((str(error) for each in done if (error := _failure(each))), failed)
+                    if given := [each for each in done if each.exception() is None]:
+                        return given[0].result()
+        except TimeoutError:
+            self._silent |= dict.fromkeys(asked.values(), self._round + LASTS)
+            raise
+        finally:
+            self._slow |= set(asked.values())
+            for waiting in asked:
+                waiting.cancel()
+        raise CallFailed(f"nobody gives what a micro-batch was made of: {failed}")
+
+
+def _failure(fetching: asyncio.Future[Parcel]) -> BaseException | None:
+    """Return why a peer did not give something; None: it did."""
+    error = fetching.exception()
+    if error is not None and not isinstance(error, PeerError | NetError | Refused):
+        raise error
+    return error
 
 
 def _name(data: Buffer | None) -> Digest | object:

@@ -34,7 +34,17 @@ from weft.run.frozen import frozen_section
 from weft.run.genesis import initial
 from weft.run.staged import channel_of
 from weft.run.trust import AuditedTrust
-from weft.stages.messages import BeatAnswer, BeatRequest, Held, LeaveAnswer, MayLeave, PinAt, PinnedAnswer, State
+from weft.stages.messages import (
+    MAX_UNTRUSTED,
+    BeatAnswer,
+    BeatRequest,
+    Held,
+    LeaveAnswer,
+    MayLeave,
+    PinAt,
+    PinnedAnswer,
+    State,
+)
 from weft.stages.step.barrier import Snapshots
 from weft.stages.step.conductor import Bystander, Conductor, Needs, Part, Source, StageEvaluator
 from weft.stages.step.lookout import Lookout, Place
@@ -317,7 +327,11 @@ class Member(Membership):
     @property
     def held(self) -> Held:
         rate = self._compute.rate if self._teams is None else 0.0  # of who computes with others nothing is measured
-        return msgspec.structs.replace(super().held, rate=rate, num_waiting=self.worker.num_taken)
+        found = () if self._lookout is None else self._lookout.found_false
+        banned = () if self._lookout is None else self.peer.replica.charter.banned
+        untrusted = (*found, *banned)[-MAX_UNTRUSTED:]
+        held = msgspec.structs.replace(super().held, rate=rate, num_waiting=self.worker.num_taken)
+        return msgspec.structs.replace(held, untrusted=tuple(sorted(set(untrusted)))) if untrusted else held
 
     @property
     def _state(self) -> State:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from weft.clock import Clock
-from weft.events import Emit
+from weft.events import Emit, Notice
+from weft.ids import PeerId, short
 from weft.keys import Identity
 from weft.net.node import Node
 from weft.peer.context import Data
@@ -22,6 +23,7 @@ from weft.pipeline.witness import Witness
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.run.trust import AuditedTrust
+from weft.stages.messages import Held
 from weft.stages.report import StageReports
 from weft.stages.step.barrier import Barrier
 from weft.stages.table import StageTable, leaders
@@ -92,7 +94,9 @@ class Pipeline:
         self._node = kit.node
         self._clock = kit.clock
         self._split = run.pipeline.split
+        self._emit = kit.emit
         self._senders: dict[int, tuple[Sender, Router]] = {}
+        self._left_out: set[tuple[int, PeerId]] = set()  # stages, and who is sent nothing of theirs
         self._changed: list[Callable[[], None]] = []
 
     def on_change(self, callback: Callable[[], None]) -> None:
@@ -119,11 +123,26 @@ class Pipeline:
     def _route(self) -> None:
         linked = {self._node.peer, *self._node.peers}
         for stage, (_, router) in self._senders.items():
-            ready = self.table.ready(stage)
+            ready = self._ready(stage)
             if self._split is not None:
                 leading = leaders(ready, self._split.members)
                 ready = {peer: each for peer, each in ready.items() if peer in leading}
             router.seen({peer: each.since for peer, each in ready.items() if peer in linked})
+
+    def _ready(self, stage: int) -> dict[PeerId, Held]:
+        """Return who may be sent work of a stage; say of whom most of it say that it computes something else."""
+        ready = self.table.ready(stage)
+        if self.witness is None:
+            return ready
+        trusted = self.table.trusted(stage)
+        left_out = {(stage, peer) for peer in ready.keys() - trusted.keys()}
+        for _, peer in sorted(left_out - self._left_out):
+            text = (
+                f"most members of stage {stage + 1} say that {short(peer)} computes something else: it is sent nothing"
+            )
+            self._emit(Notice(text=text))
+        self._left_out = {each for each in self._left_out if each[0] != stage} | left_out
+        return trusted
 
     async def aclose(self) -> None:
         if self.serving is not None:

@@ -46,14 +46,17 @@ def with_false(charter: Charter, peer: PeerId, round: Round, weighed: Weighed) -
     """Return the charter once a key is struck out for a work that this round has counted."""
     if is_dropped(charter, round):
         return charter
-    others = [each for each in charter.false_works or () if each.peer != peer or each.taken_out is not UNSET]
-    return replace(charter, false_works=(*others, FalseWork(peer=peer, round=round, weighed=weighed))[-MAX_BANNED:])
+    found = FalseWork(peer=peer, round=round, weighed=weighed)
+    known = charter.false_works or ()
+    others = [each for each in known if (each.peer, each.round) != (peer, round) or each.taken_out is not UNSET]
+    return replace(charter, false_works=(*others, found)[-MAX_BANNED:])
 
 
 def of(charter: Charter, peer: PeerId) -> FalseWork | None:
     """Return the work that a key was struck out for and that is not taken out; None: there is none.
 
-    Of several the newest. That happens where a run went back to before some were taken out: they go one after another.
+    Of several the newest: they go one after another. There are several where more works of a key were found false, or
+    where a run went back to before some were taken out.
     """
     works = (each for each in charter.false_works or () if each.taken_out is UNSET and each.peer == peer)
     return max(works, key=lambda each: each.round, default=None)

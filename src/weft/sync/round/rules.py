@@ -145,9 +145,12 @@ def _have_right_works(base: Base, contributions: Iterable[Brought]) -> bool:
 
 
 def says_right_work(base: Base, brought: Brought) -> bool:
-    """Return whether what a member brings says how it came about, where that is audited: all but legacies, which a
-    branch has counted, and audited."""
-    return (brought.work is not UNSET) == (base.charter.audits is not UNSET and brought.legacy is None)
+    """Return whether what a member brings says how it came about, where that is audited: of what a group brings, or a
+    branch had counted, nobody could. Nor could a member of a stage that computes for a group be struck out."""
+    is_audited = base.charter.audits is not UNSET
+    if brought.group is not None and (is_audited or base.charter.passages is not UNSET):
+        return False
+    return (brought.work is not UNSET) == is_audited and not (is_audited and brought.legacy is not None)
 
 
 def _is_sound_gossip(base: Base, manifest: Manifest) -> bool:

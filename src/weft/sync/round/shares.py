@@ -12,7 +12,7 @@ the others: measured times wobble, and equal machines should train the same what
 
 Members measure and tell their own speed. Who claims too little is leased little; who claims too much is leased a quota,
 as any stranger is. What one claims sets the pace of others only up to `MAX_LEAD` times the median, so nobody can starve
-the others of data.
+the others of data. Who is in quarantine sets none.
 
 What was leased to somebody who is no member any more, and whom no manifest has counted since, is leased first, to
 whoever is next; new samples follow. A member keeps what it was leased: it brings that as carry. Who left and comes back
@@ -163,7 +163,8 @@ def shares(
         groups: of members that were counted with one: they are leased what it asks for, within its bounds.
     """
     members = tuple(members)
-    known = [speeds[peer] for peer in members if peer in speeds]
+    told = {peer for peer in members if peer in speeds}
+    known = [speeds[peer] for peer in quarantine.settled(charter, told) or told]
     pace = min(max(known), MAX_LEAD * median(known)) if known else 1.0
     return {
         peer: _group_share(charter, groups[peer]) if peer in groups else _share(charter, speeds.get(peer, pace) / pace)

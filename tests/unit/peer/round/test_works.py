@@ -14,6 +14,7 @@ from weft.ids import BranchId, Digest, PeerId, Round, Tokens
 from weft.keys import Identity
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.round.works import MAX_KEPT, Works
+from weft.sync.records.ancestry import Legacy, Stretch
 from weft.sync.records.charter import AuditTerms
 from weft.sync.records.messages import Base, Counted, HeldWork, Manifest, Ready, next_base, payload_of
 from weft.sync.records.work import Segment, Work
@@ -83,6 +84,13 @@ def test_an_announcement_says_how_it_came_about_where_that_is_audited() -> None:
     assert hears(ready(seal(WHO, work())))
     assert not hears(ready(None))
     assert hears(ready(None), replace(BASE, charter=charter(4)))
+
+
+def test_what_a_branch_had_counted_is_not_heard_where_that_is_audited() -> None:
+    legacy = Legacy(stretches=(Stretch(branch=BASE.branch, start=Round(0), stop=Round(1)),), tokens=Tokens(32))
+    assert hears(replace(ready(None), legacy=legacy), replace(BASE, charter=charter(4)))
+    assert not hears(replace(ready(None), legacy=legacy))
+    assert not hears(replace(ready(seal(WHO, work())), legacy=legacy))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from charters import charter
 from unit.stages.pieces import RUN
+from weft.clock import VirtualClock
 from weft.errors import CallFailed
 from weft.events import Event, Notice, PassageAudited, PassageDoubted
 from weft.ids import BranchId, Digest, PeerId
@@ -20,7 +21,7 @@ from weft.peer.chain import genesis, open_branch
 from weft.pipeline.link import parcel
 from weft.pipeline.messages import PassageTold
 from weft.run.trust import AuditedTrust
-from weft.stages.step.lookout import Lookout, Place
+from weft.stages.step.lookout import FETCH_S, Lookout, Place
 from weft.sync.records.acts import FalsePassage
 from weft.sync.records.messages import Manifest
 from weft.verify.passages import Passage
@@ -44,6 +45,7 @@ class Link:
     def __init__(self) -> None:
         self.me = ME.peer
         self.given: dict[PeerId, set[bytes]] = {}
+        self.stalled: set[PeerId] = set()  # who answers, and never delivers
         self.asked: list[PeerId] = []
         self.handlers: dict[type, Any] = {}
 
@@ -55,6 +57,8 @@ class Link:
 
     async def fetch(self, peer: PeerId, name: Digest, nbytes: int) -> Any:
         self.asked.append(peer)
+        if peer in self.stalled:
+            await asyncio.sleep(1e6)
         found = [data for data in self.given.get(peer, ()) if parcel(data).digest == name and len(data) == nbytes]
         if not found:
             raise CallFailed("it does not give that")
@@ -166,6 +170,7 @@ async def test_what_comes_to_other_bytes_is_measured_and_told_where_it_is_far(tr
     await trial.lookout.looked()
     assert trial.seen() == ["PassageAudited", "PassageDoubted"]
     (letter,) = trial.letters
+    assert trial.lookout.found_false == (AUTHOR.peer,), "for those who send work to the stage"
     found = claimed(letter, FalsePassage)
     assert (letter.signer, found.peer, found.passage) == (ME.peer, AUTHOR.peer, signed)
 
@@ -232,6 +237,60 @@ async def test_what_another_accuses_is_looked_at_with_what_that_one_has(trial: T
     await trial.accused(signed)
     await trial.lookout.looked()
     assert trial.seen() == ["PassageDoubted"]
+
+
+def test_who_delivers_nothing_for_long_hides_nothing(trial: Trial) -> None:
+    """Neighbours are asked before the parameters change."""
+    trial.link.stalled.add(AUTHOR.peer)
+    trial.link.given |= {SENDER.peer: set(with_bytes(2)), AFTER.peer: set(with_bytes(2))}
+    trial.device.apart_by, trial.device.output = (9.0, 9.0), b"zz"
+    clock = VirtualClock()
+
+    async def play() -> None:
+        await trial.told(passage(**SMALL))
+        await trial.lookout.looked()
+        assert trial.seen() == ["PassageDoubted"]
+        assert clock.now() < 5.0, "it is waited for once, and asked last from then on"
+        await trial.lookout.aclose()
+
+    clock.run(play())
+
+
+def test_who_tells_of_what_nobody_gives_holds_up_no_other_and_not_for_long(trial: Trial) -> None:
+    trial.link.stalled.add(OTHER.peer)
+    trial.link.given[AUTHOR.peer] = set(with_bytes(2))
+    clock = VirtualClock()
+
+    async def play() -> None:
+        for number in range(8):  # its own words, of what it has sent to itself
+            usual = SMALL | {"sender": OTHER.peer, "member": OTHER.peer, "number": number}
+            await trial.told(passage(OTHER, **usual), OTHER)
+        await trial.told(passage(**SMALL))
+        await asyncio.sleep(1.0)
+        assert trial.seen() == ["PassageAudited"]
+        await asyncio.sleep(FETCH_S)
+        assert not len(trial.lookout._tasks), "once it has given nothing in all the time it is asked no more"
+        asked = len(trial.link.asked)
+        trial.lookout.open(head(1))
+        usual = SMALL | {"sender": OTHER.peer, "member": OTHER.peer}
+        await trial.told(passage(OTHER, of=head(1), **usual), OTHER)
+        await trial.lookout.looked()
+        assert len(trial.link.asked) == asked, "nor after the next round"
+        await trial.lookout.aclose()
+
+    clock.run(play())
+
+
+async def test_a_flood_of_what_is_not_looked_at_pushes_out_nothing_that_is(trial: Trial) -> None:
+    trial.busy.clear()
+    await trial.told(passage(**SMALL))
+    trial.lookout._watch = replace(trial.lookout._watch, rate=0.0)
+    for number in range(2, 12):
+        await trial.told(passage(number=number, **SMALL))
+    assert len(trial.lookout._heard) == 1
+    trial.busy.set()
+    await trial.lookout.looked()
+    assert trial.seen() == ["PassageAudited"]
 
 
 async def test_a_stage_too_small_to_strike_anybody_out_is_told_once() -> None:

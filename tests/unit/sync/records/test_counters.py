@@ -98,9 +98,15 @@ def test_a_round_takes_a_false_work_out_and_no_other_does_again() -> None:
     assert enacted(base, (), ()).charter == base.charter
 
 
-def test_a_key_that_is_struck_out_again_has_its_newest_work_taken_out() -> None:
+def test_of_two_works_of_one_key_neither_pushes_out_the_other() -> None:
     charter = with_false(struck(LIARS[0]), LIARS[0], Round(FALSE + 1), weighed())
-    assert [each.round for each in charter.false_works or ()] == [FALSE + 1]
+    charter = with_false(charter, LIARS[0], Round(FALSE + 1), weighed())
+    assert [each.round for each in charter.false_works or ()] == [FALSE, FALSE + 1]
+    base = base_of(charter, FALSE + 3)
+    first = enacted(base, (), (), countered=(LIARS[0],)).charter
+    second = enacted(base_of(first, FALSE + 4), (), (), countered=(LIARS[0],)).charter
+    assert [each.taken_out for each in second.false_works or ()] == [FALSE + 4, FALSE + 3], "the newest first"
+    assert due(base_of(second, FALSE + 5)) == ()
 
 
 @pytest.mark.parametrize(

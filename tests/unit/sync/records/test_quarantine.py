@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from model.world import first_base
 from weft.ids import PeerId, Round, Tokens
+from weft.sync.governance import forked
 from weft.sync.records import quarantine
 from weft.sync.records.charter import AuditTerms, Charter, Quarantined
 from weft.sync.records.messages import Base, Counted, HeldWork
@@ -88,6 +89,13 @@ def test_who_leaves_and_comes_again_is_new_again() -> None:
     gone = quarantine.after(counted(joined()), Round(7), OLD, ())
     assert gone.quarantined is UNSET
     assert joined(gone).quarantined == (Quarantined(peer=NEW, left=2),)
+
+
+def test_who_is_named_by_a_branch_and_was_no_member_comes_new() -> None:
+    base = replace(START, charter=AUDITED, electorate=OLD)
+    assert forked(base, OLD[:2]).quarantined is UNSET
+    assert forked(base, (*OLD[:2], NEW)).quarantined == (Quarantined(peer=NEW, left=2),)
+    assert forked(base, (NEW,)).quarantined is UNSET, "nobody else is there"
 
 
 def test_where_no_settled_member_stays_all_who_do_are_settled() -> None:

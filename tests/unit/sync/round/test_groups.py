@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from charters import charter
 from model.world import contribution as bare
@@ -23,8 +24,19 @@ from weft.ids import Attempt, BranchId, PeerId, Round, Tokens
 from weft.peer.chain import open_branch
 from weft.sync.merge.mean import merge
 from weft.sync.merge.reduce import Coding, GroupMean, Merger, encode_parts, payload_size, split
-from weft.sync.records.messages import MAX_GROUP, GroupRecord, Manifest, Ready, Stake, counted_through, next_base
+from weft.sync.records.charter import AuditTerms, PassageTerms
+from weft.sync.records.messages import (
+    MAX_GROUP,
+    GroupRecord,
+    Manifest,
+    Ready,
+    Stake,
+    counted,
+    counted_through,
+    next_base,
+)
 from weft.sync.records.parts import cut
+from weft.sync.records.weights import weight_of
 from weft.sync.round import round
 from weft.sync.round.groups import (
     NUM_HANDED,
@@ -39,12 +51,12 @@ from weft.sync.round.groups import (
 )
 from weft.sync.round.leading import new_manifest
 from weft.sync.round.machine import Received, State, Trained
-from weft.sync.round.rules import is_successor, leader
+from weft.sync.round.rules import is_successor, leader, says_right_work
 from weft.sync.round.shares import are_fair, claim_of, shares
-from weft.wire import decode, digest, digest_of, encode
+from weft.wire import Signed, decode, digest, digest_of, encode
 
 BASE = msgspec.structs.replace(first_base(4), keeper=None)
-QUOTA = BASE.charter.settings.quota
+QUOTA, QUOTA_TOKENS = BASE.charter.settings.quota, BASE.charter.settings.quota_tokens
 ORDER = [leader(BASE, Attempt(attempt)) for attempt in range(4)]
 AGGREGATOR = ORDER[1]
 LEAVES = [PeerId(f"{number:064x}") for number in range(1, 4)]
@@ -348,3 +360,24 @@ def test_a_payload_of_parts_of_unknown_length_is_cut_where_each_ends() -> None:
     for broken in (payload[:-1], payload + b"x", b""):
         with pytest.raises(PayloadError):
             split(codec, broken, PARTS)
+
+
+def test_where_members_audit_each_other_no_group_is_heard_or_counted() -> None:
+    """A member that was late brings the sum of some leases, which weighs as one; as a group's it would weigh as all."""
+    charter = msgspec.structs.replace(BASE.charter, audits=AuditTerms(rate=0.1, trace_every=1))
+    audited, work = msgspec.structs.replace(BASE, charter=charter), digest(b"work")
+    brought = counted(msgspec.structs.replace(bare(audited, 1, 0), tokens=Tokens(4 * QUOTA_TOKENS), work=work))
+    grouped = msgspec.structs.replace(brought, group=claim_of(group(stakes=stakes(QUOTA_TOKENS)), charter))
+    assert weight_of(charter, grouped) == 4 * weight_of(charter, brought) == 4 * QUOTA_TOKENS
+    assert says_right_work(audited, brought)
+    assert not says_right_work(audited, grouped)
+    bare_group = msgspec.structs.replace(grouped, work=UNSET)
+    assert says_right_work(BASE, bare_group), "others have groups"
+    stage = msgspec.structs.replace(BASE.charter, passages=PassageTerms(rate=0.1))
+    assert not says_right_work(msgspec.structs.replace(BASE, charter=stage), bare_group)
+    state, parts = round.begin(ORDER[0], audited), bare(BASE, BASE.electorate.index(AGGREGATOR), 0).parts
+    signed = Signed(kind="Work", signer=AGGREGATOR, body=b"a work", signature=bytes(64))
+    for record, is_heard in ((group(), False), (None, True)):
+        ready = Ready(tokens=Tokens(16), parts=parts, group=record, work=signed)
+        after, _ = round.step(state, Received(sender=AGGREGATOR, message=ready))
+        assert (AGGREGATOR in after.ready) == is_heard

@@ -14,7 +14,7 @@ from weft.data.assign import Lease, leases
 from weft.ids import PeerId, Tokens
 from weft.peer.chain import open_branch
 from weft.sync.method.choices import SampleConfig
-from weft.sync.records.charter import Charter
+from weft.sync.records.charter import Charter, Quarantined
 from weft.sync.records.messages import MAX_UNCOUNTED, Base, Contribution, Manifest
 from weft.sync.round.rules import is_quorum, is_under_way
 from weft.sync.round.shares import EVEN, MAX_LEAD, are_fair, drawn, lease, shares
@@ -47,6 +47,14 @@ def test_who_is_slower_is_leased_as_much_less() -> None:
 def test_one_that_claims_to_be_fast_beyond_belief_starves_nobody() -> None:
     speeds = {A: 1e18, B: 50.0, C: 50.0, D: 50.0}
     assert shares(CHARTER, MEMBERS, speeds) == {A: 40, **dict.fromkeys((B, C, D), 4 * int(10 / MAX_LEAD))}
+
+
+def test_who_is_in_quarantine_sets_no_pace() -> None:
+    """Who has just come could else have all others train on an eighth."""
+    waiting = msgspec.structs.replace(CHARTER, quarantined=(Quarantined(peer=A, left=3),))
+    assert set(shares(waiting, MEMBERS, {A: 1e18, B: 50.0, C: 50.0, D: 50.0}).values()) == {40}
+    assert shares(waiting, MEMBERS, {A: 5.0, B: 50.0}) == {A: 4, B: 40, C: 40, D: 40}
+    assert shares(waiting, MEMBERS, {A: 5.0})[A] == 40, "nobody else is known"
 
 
 def test_who_is_about_as_fast_is_leased_as_much() -> None:
