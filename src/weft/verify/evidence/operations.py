@@ -21,7 +21,7 @@ from weft.data.store import DataIndex
 from weft.ids import Digest, PeerId
 from weft.ledger.opening import Slice, open_slice
 from weft.ledger.tree import Path, Tree, is_leaf
-from weft.model.config import num_parameters
+from weft.model.config import has_base, num_parameters
 from weft.sync.records.charter import Charter, GradientTerms
 from weft.sync.records.index import CHUNK_NBYTES, StateIndex, VectorIndex
 from weft.sync.records.messages import Manifest
@@ -54,7 +54,7 @@ def program_of(charter: Charter) -> Program:
     """
     terms, settings = _terms(charter), charter.settings
     model, micro_batch = terms.model, min(terms.micro_batch, settings.batch_size)
-    if settings.method.proximal or model.adapter is not UNSET:
+    if settings.method.proximal or has_base(model):
         raise Unproven("the gradient is made of more than operations are written down for")
     num = num_operations(model, -(-settings.batch_size // micro_batch))
     if max(num_parameters(model) / MAX_PARAMETERS, model.channels_per_head / MAX_CHANNELS, num / MAX_OPERATIONS) > 1:
