@@ -66,7 +66,7 @@ FLOORS = (
     ("cli",),
     ("cli.model", "cli.plan"),
     ("cli.own",),
-    ("cli.run", "cli.doctor", "cli.chat", "cli.serve"),
+    ("cli.run", "cli.doctor", "cli.chat", "cli.compose", "cli.serve"),
     ("cli.watch",),
     ("cli.demo",),
     ("cli.main",),

@@ -54,7 +54,7 @@ _WITHOUT: dict[str, tuple[Any, ...]] = {
 
 
 def merged(
-    config: ModelConfig, base: Float32[Tensor, " all"], vector: Float32[Tensor, " num"]
+    config: ModelConfig, base: Float32[Tensor, " frozen"], vector: Float32[Tensor, " num"]
 ) -> Float32[Tensor, " all"]:
     """Return the vector of the plain model that computes what the base and its adapter do: W + s B A.
 
