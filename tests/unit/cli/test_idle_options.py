@@ -252,6 +252,8 @@ TABLE: dict[str, Rows] = {
     },
     "compose member": {"--name": ALWAYS, "--to": ALWAYS},
     "compose list": {"--json": ALWAYS},
+    "compose remove": {},
+    "compose space": {},
     "inspect": {
         "--model": (Refused("inspect last --model last", "no such file or folder"),),
         "--number": (Refused("inspect last --number 2", "it is of conversations"),),
