@@ -234,7 +234,7 @@ def train(
         for part in parts:
             assert part.grad is not None
             part.grad.zero_()
-        step_loss(step).backward()
+        step_loss(step).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(parts, 1.0)
         for group in optimizer.param_groups:
             group["lr"] = lr(schedule, step + 1)
@@ -312,7 +312,7 @@ def run(seed: int, scale: float, place: Path) -> Found:
     ]
     config, fresh = mix(CONFIG, experts, seed)
     draws: dict[Stage, Draw] = {stage: drawn(torch.cat(own), seed, stage) for stage in STAGES}
-    alone = {"router": draws.pop("router")}
+    alone: dict[Stage, Draw] = {"router": draws.pop("router")}
     routed = kept(folder / "routed.f32", partial(trained_mixture, config, fresh, alone, scale))
     thawed = kept(folder / "thawed.f32", partial(trained_mixture, config, routed, draws, scale))
 

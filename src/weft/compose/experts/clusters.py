@@ -83,7 +83,8 @@ class Clusters:
 
     def nearest(self, texts: list[str]) -> Int64[np.ndarray, " texts"]:
         """Return the cluster of each text: the first of those that are equally near."""
-        return self.distances(self.tfidf.vectors(texts)).argmin(1)
+        found: Int64[np.ndarray, " texts"] = self.distances(self.tfidf.vectors(texts)).argmin(1)
+        return found
 
     def words(self, num: int) -> list[tuple[str, ...]]:
         """Return for each cluster so many words that count most in it: what it is about, for a person to read."""
@@ -132,7 +133,9 @@ def squared_distances(
 ) -> Float64[np.ndarray, "points clusters"]:
     # |x - c|^2 = |x|^2 - 2 x c + |c|^2
     x, c = points.astype(np.float64), centres.astype(np.float64)
-    return np.maximum((x * x).sum(1)[:, None] - 2 * (x @ c.T) + (c * c).sum(1), 0.0)
+    found: Float64[np.ndarray, "points clusters"] = (x * x).sum(1)[:, None] - 2 * (x @ c.T) + (c * c).sum(1)
+    np.maximum(found, 0.0, out=found)  # what rounding leaves may lie below
+    return found
 
 
 def _apart(
@@ -160,7 +163,7 @@ def balanced(costs: Float64[np.ndarray, "points clusters"]) -> Int64[np.ndarray,
     assert num_points % num == 0, "of each cluster's points there are equally many"
     largest = float(costs.max(initial=0.0))
     whole = np.rint(costs / (largest or 1.0) * _ONE).astype(np.int64)
-    members = whole.argmin(1)
+    members: Int64[np.ndarray, " points"] = whole.argmin(1)
     surplus = np.bincount(members, minlength=num) - num_points // num
     moves = _Moves(whole, members)
     while (surplus > 0).any():

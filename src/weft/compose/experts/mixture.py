@@ -107,7 +107,7 @@ class Mixture(Transformer):
     @property
     def balance(self) -> Float[Tensor, ""]:
         """Return how unevenly the last batch that was trained on was sent to experts, the mean of all layers."""
-        found = [cast(MixtureFFN, cast(nn.Module, block).ffn).balance for block in self.layers.values()]
+        found = [cast(MixtureFFN, block.ffn).balance for block in self.layers.values()]
         assert all(each is not None for each in found), "a balance is that of a batch that was trained on"
         return torch.stack(cast(list[Tensor], found)).mean()
 

@@ -138,3 +138,14 @@ def test_a_record_that_is_not_whole_is_refused(change: str) -> None:
     tree = {name: getattr(good, name) for name in good.__struct_fields__} | fields
     with pytest.raises(WireError):
         decode(wire.encode(ClustersRecord(**tree)))  # type: ignore[arg-type]
+
+
+def test_the_bytes_of_a_record_are_those_written_down() -> None:
+    """Other bytes would name the same clusters otherwise: peers that share them would no longer know it."""
+    tfidf = Tfidf(("anchor", "pear"), np.array([1.0, 1.5], np.float32), np.array([[1.0], [-0.5]], np.float32))
+    clusters = Clusters(tfidf, np.array([[0.25], [-2.0]], np.float32))
+    assert wire.encode(clusters.record).hex() == (
+        "84a763656e74726573c4080000803e000000c0a6666f726d617401a36e756d02a5746669646684aa646972656374696f6e73c404003c00b8"
+        "a6666f726d617401a3696466c4080000803f0000c03fa5776f72647392a6616e63686f72a470656172"
+    )
+    assert clusters.digest == "6060941915b207d5ed80628057feeac0fdba560f85a28f8603b6d8fabac5b889"
