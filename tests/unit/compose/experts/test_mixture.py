@@ -40,8 +40,12 @@ def small(**fields: Any) -> ModelConfig:
 
 def experts(num: int, config: ModelConfig) -> list[Ingredient]:
     """Return models that went apart from one, far enough that it matters which of them computes."""
-    start = initial_vector(config, 0)
-    return [Ingredient(f"e{each}", 4 * start + 4 * initial_vector(config, each + 1), PARENT) for each in range(num)]
+    start, found = initial_vector(config, 0), list[Ingredient]()
+    for each in range(num):
+        vector = (start + initial_vector(config, each + 1)) / 2
+        vector[: layout(config).num_decayed] *= 12
+        found.append(Ingredient(f"e{each}", vector, PARENT))
+    return found
 
 
 def mixture(num: int = 3, top_k: int = 2, **fields: Any) -> tuple[MixtureConfig, Tensor]:
@@ -167,20 +171,17 @@ def test_the_balance_is_1_where_all_get_equally_many_and_the_number_of_experts_w
     assert float(balance(probabilities, probabilities.topk(2).indices)) == pytest.approx(expected)
 
 
-def test_the_balance_alone_evens_a_router_out() -> None:
-    config, vector = mixture(num=4, top_k=1)
-    module, gradient = over(config, vector)
-    module.train().thaw("router")
-    tokens = torch.randint(0, 11, (8, 32), generator=torch.Generator().manual_seed(1))
-    found = []
-    for _ in range(30):
-        gradient.zero_()
-        module(tokens)
-        module.balance.backward()
-        found.append(float(module.balance))
-        with torch.no_grad():
-            vector -= 2.0 * gradient
-    assert found[-1] < 1 + 0.5 * (found[0] - 1)
+def test_the_balance_moves_tokens_away_from_whom_most_are_sent_to() -> None:
+    scores = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
+    scores[:, 2] += 1.0
+    scores.requires_grad_()
+    probabilities = scores.softmax(-1)
+    uneven = balance(probabilities, probabilities.topk(2).indices)
+    uneven.backward()
+    assert scores.grad is not None
+    assert (scores.grad[:, 2] > 0).all()
+    evened = (scores - 30 * scores.grad).softmax(-1)
+    assert 1 < balance(evened, evened.topk(2).indices) < uneven
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -219,7 +220,7 @@ def test_without_an_expert_the_rest_computes_as_if_it_had_never_been_a_choice(ex
     assert torch.cat(chosen).eq(expert).any()  # it was asked
     for block in module.layers.values():
         block.ffn.router.register_forward_hook(  # type: ignore[union-attr]
-            lambda _module, _given, scores: scores.index_fill(-1, torch.tensor(expert), -torch.inf)
+            lambda _module, _given, scores: scores.index_fill(-1, torch.tensor([expert]), -torch.inf)
         )
     torch.testing.assert_close(evaluated(rest, part)(tokens), module(tokens), atol=1e-5, rtol=1e-5)
 
