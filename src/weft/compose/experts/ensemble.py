@@ -110,7 +110,7 @@ class Distance(Weighting):
 
     Args:
         decode: the tokenizer's.
-        every: tokens between two looks: a look takes about a millisecond for each text.
+        every: tokens between two looks, each of which takes up to a millisecond for each text.
     """
 
     def __init__(
