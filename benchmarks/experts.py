@@ -18,7 +18,6 @@ since windows of one document are alike. Soups and priors are chosen by other he
 """
 
 import argparse
-import glob
 import json
 import math
 import os
@@ -74,13 +73,13 @@ WINDOWS, MOST_TESTED = 4, 160  # of a document; of a kind
 KIND_NBYTES, FILE_LETTERS = 5_000_000, 1 << 15
 LEAST_NBYTES = 200_000  # of a kind: less is none
 CONFIG = named("nano", ByteTokenizer.vocab_size, SEQ_LEN)
-FILES = {
-    "manuals": ("/usr/share/man/man[1-9]/*",),
-    "licences": ("/usr/share/common-licenses/*", "/usr/share/doc/*/copyright"),
+PLACES = {  # of each kind: folders, and how its files' names end there
+    "manuals": tuple((f"/usr/share/man/man{number}", "") for number in range(1, 10)),
+    "licences": (("/usr/share/common-licenses", ""), ("/usr/share/doc", "/copyright")),
     "settings": tuple(
-        f"{root}/**/*.{ending}"
-        for root in ("/etc", "/usr/share", "/usr/lib", sys.base_prefix)
-        for ending in ("json", "toml")
+        (folder, ending)
+        for folder in ("/usr/share", "/usr/lib", sys.base_prefix)
+        for ending in (".json", ".toml")
     ),
 }
 REFERENCE = "one model of as much computing"
@@ -133,7 +132,14 @@ def texts_of(kind: str) -> Iterator[Document]:
         modules = documents(StdlibSource(), Path())
         found: Iterable[Document] = sorted(modules, key=lambda each: rng.order_key("experts", each.name))
     else:
-        paths = {os.path.realpath(path) for pattern in FILES[kind] for path in glob.iglob(pattern, recursive=True)}
+        named_so = (
+            os.path.join(at, name)
+            for folder, ending in PLACES[kind]
+            for at, _, names in os.walk(folder)
+            for name in names
+            if os.path.join(at, name).endswith(ending)
+        )
+        paths = set(map(os.path.realpath, named_so))
         found = _read(sorted(paths, key=lambda path: rng.order_key("experts", path)))
     seen = set[str]()
     for document in found:
@@ -157,7 +163,7 @@ def _read(paths: Iterable[str]) -> Iterator[Document]:
 def gather(folder: Path, nbytes: int) -> JsonlSource:
     """Write a file of JSON lines for each kind, unless they are there; return them all as a source."""
     folder.mkdir(parents=True, exist_ok=True)
-    for kind in ("python", *FILES):
+    for kind in ("python", *PLACES):
         file, beside, num = folder / f"{kind}.jsonl", folder / f"{kind}.new", 0
         if file.exists():
             continue
@@ -450,7 +456,7 @@ def paired(documents: Sequence[str], differences: Sequence[float]) -> tuple[floa
 def sections_of(all_found: Sequence[Found], before: float | None) -> list[str]:
     first = all_found[0]
     kinds = sorted({document.partition(".")[0] for document in first.documents})
-    missing = [kind for kind in ("python", *FILES) if kind not in kinds]
+    missing = [kind for kind in ("python", *PLACES) if kind not in kinds]
     rows = []
     for name in first.losses:
         documents, differences, by_kind = list[str](), list[float](), defaultdict[str, list[float]](list)
