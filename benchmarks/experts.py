@@ -14,7 +14,8 @@ many steps as the four experts and the mixture took together: so it has had the 
 A cost of 1 is that of a step of one expert; a mixture's step costs as many as it has parameters that compute a token,
 frozen or not, by those of an expert. Losses are nats per byte on held-out documents that no row has seen, up to four
 windows of each. A difference is that to the one model, paired by window; its error is that of the mean over documents,
-since windows of one document are alike. Soups and priors are chosen by other held-out documents.
+since windows of one document are alike. Soups and priors are chosen by other held-out documents. Where a prior is of
+the kind, it is told which kind a text is of; no other row is.
 """
 
 import argparse
