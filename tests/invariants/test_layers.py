@@ -25,7 +25,7 @@ GROUND = (
 FLOORS = (
     # leaves
     ("cost", "data", "ledger", "model", "net.messages", "web"),
-    ("chat", "codec", "engine", "inference", "net.admission", "net.transport", "verify"),
+    ("chat", "codec", "compose.space", "engine", "inference", "net.admission", "net.transport", "verify"),
     # wires
     ("net.link", "net.ticket"),
     ("net.blobs", "net.probe"),
@@ -42,6 +42,8 @@ FLOORS = (
     ("peer.messages", "stages.messages", "store"),
     ("run", "peer.companion", "peer.chain", "stages.table"),
     ("training", "observe", "stages.report"),
+    ("compose.stacks", "compose.experts", "compose.paths", "compose.blocks"),
+    ("compose",),
     ("texts.beside",),
     # a peer
     ("peer.context", "ranks"),
@@ -64,7 +66,7 @@ FLOORS = (
     ("cli",),
     ("cli.model", "cli.plan"),
     ("cli.own",),
-    ("cli.run", "cli.doctor", "cli.chat", "cli.serve"),
+    ("cli.run", "cli.doctor", "cli.chat", "cli.compose", "cli.serve"),
     ("cli.watch",),
     ("cli.demo",),
     ("cli.main",),

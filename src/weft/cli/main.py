@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 import weft
 from weft.cli import streams
 from weft.cli.chat import chat
+from weft.cli.compose import compose
 from weft.cli.demo import demo
 from weft.cli.doctor import doctor
 from weft.cli.failure import explain, explain_usage
@@ -33,7 +34,18 @@ from weft.library.home import default_home
 _EPILOGS = {"train": train.EXAMPLE, "serve": "API keys: weft serve key --help"}
 _GROUPS = {  # as `weft --help` shows the verbs
     "Train together": ("demo", "train", "join", "ticket", "pause", "resume", "anchor", "act"),
-    "Use the model": ("generate", "serve", "chat", "eval", "export", "patch", "inspect", "gather", "tokenizer"),
+    "Use the model": (
+        "generate",
+        "serve",
+        "chat",
+        "eval",
+        "export",
+        "patch",
+        "inspect",
+        "gather",
+        "tokenizer",
+        "compose",
+    ),
     "Look": ("status", "watch", "report", "compare", "ledger"),
     "Plan and compare": ("plan", "methods", "simulate", "bench"),
     "This machine": ("doctor", "runs", "keys"),
@@ -164,6 +176,7 @@ def make_app(place: Place) -> typer.Typer:
         app.command(verb.__name__, cls=kind, epilog=_EPILOGS.get(verb.__name__))(verb)
     app.add_typer(act.make_app(), name="act")
     app.add_typer(bench.make_app(), name="bench")
+    app.add_typer(compose.make_app(), name="compose")
     app.add_typer(keys.make_app(), name="keys")
     app.add_typer(ledger.make_app(), name="ledger")
     app.add_typer(patch.make_app(), name="patch")

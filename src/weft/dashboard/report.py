@@ -30,8 +30,8 @@ from weft.dashboard.view import BEFORE_IT_BEGINS
 from weft.dashboard.words import WARNING, in_words
 from weft.events import BranchOpened, PeerStarted, PeerStopped, Preferred
 from weft.ids import PeerId, several
-from weft.run.amend import ADAPTER, MODEL, TOKENIZER, run_file_of, text_of, without_places
-from weft.run.config import FolderAdapter, RunConfig, RunFile
+from weft.run.amend import ADAPTER, MODEL, SPACE, TOKENIZER, run_file_of, text_of, without_places
+from weft.run.config import FolderAdapter, RunConfig, RunFile, SpaceModel
 from weft.store.evaluations import Evaluation, Result
 from weft.wire import printable
 
@@ -493,9 +493,11 @@ def _to_be_named(shared: RunConfig, file: RunFile) -> str:
         if shared.is_private
         else f"the {kind}, {text}, under [data.source], and heldout_fraction under [data]."
     )
-    exported = [name for name in (MODEL, TOKENIZER, ADAPTER) if f'"{name}"' in dump(file)]
+    exported = [name for name in (MODEL, TOKENIZER, ADAPTER, SPACE) if f'"{name}"' in dump(file)]
     beside = f" Put beside it {' and '.join(exported)}, as weft export writes them." if exported else ""
-    if shared.base is not UNSET:
+    if isinstance(file.model, SpaceModel):
+        beside += f" {SPACE} is what weft compose space writes."
+    elif shared.base is not UNSET:
         beside += f" {MODEL} is the folder that the adapter was trained beside, and not what it has become."
     if isinstance(file.adapter, FolderAdapter):
         beside += f" {ADAPTER} is the adapter's folder as it was before the run."

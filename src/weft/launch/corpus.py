@@ -74,8 +74,8 @@ class OneProcess:
             judge_of(run.reward)
         if settings.serve_nbytes and run.base is not msgspec.UNSET:
             raise ConfigError(
-                "serve_nbytes: this run trains an adapter, beside which no texts are drawn. Leave it out, and serve "
-                "what has been trained: weft serve last"
+                "serve_nbytes: a part of this run's model is frozen, and such draws no texts. Leave it out, "
+                "and serve what has been trained: weft serve last"
             )
         if settings.serve_nbytes:
             cut = cut_of(run)
@@ -259,7 +259,7 @@ class Corpus:
         idle = without_effect(settings, use)
         idle = {name: why for name, why in idle.items() if name not in without_effect(settings)}
         if settings.base_numbers != "auto" and run.model.adapter is UNSET:
-            idle["base_numbers"] = "this run trains all of its model, and no adapter"
+            idle["base_numbers"] = "this run trains no adapter"
         if not isinstance(run.trust, AuditedTrust) and use == "whole":
             idle["check"] = "members of this run do not audit each other"
         for text in (*self.notes, *told_idle("this machine's settings", said(settings), idle)):

@@ -49,7 +49,7 @@ MAX_SHOWN = 12  # fields
 _SINCE = "it was changed since its file was written"
 _FOLLOW = ("type", "initial", "initials", "bases", "base_nbytes")  # from other fields: named where nothing else differs
 _LARGE = {"initial": "the first weights", "initials": "the first weights", "tensors": "the model's parameters"}
-_LARGE |= {"frozen": "the parameters that are not trained", "base": "the weights that the adapter goes beside"}
+_LARGE |= {"frozen": "the parameters that are not trained", "base": "the weights that nobody trains"}
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,8 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     """Biases on the output projection too, as llama's `attention_bias` has them."""
     adapter: AdapterConfig | UnsetType = UNSET
     """Of which the parameters are; all else is frozen, and lies elsewhere. Unset: the whole model is trained."""
+    has_frozen_ends: Literal[True] | UnsetType = UNSET
+    """Embedding, last norm and head are a space's: frozen, and lie elsewhere. Unset: they are trained as all else."""
 
     def __post_init__(self) -> None:
         if self.head_width is None and self.width % self.num_heads:
@@ -160,6 +162,11 @@ class ModelConfig(Config, frozen=True, kw_only=True):
                         f"adapter.rank: {target} has a side of {most}, and a rank of more adds nothing. "
                         f"Found {self.adapter.rank}."
                     )
+        if self.has_frozen_ends and (self.is_tied or self.adapter is not UNSET):
+            raise ConfigError(
+                "model.has_frozen_ends: in a space embedding and head are two matrices, and layers are trained whole. "
+                "Leave is_tied and the adapter out."
+            )
         if self.yarn is not UNSET and self.rope_scaling is not None:
             raise ConfigError("model.yarn and model.rope_scaling: both stretch rotary wavelengths. Choose one.")
 
@@ -237,12 +244,17 @@ def named(size: str, vocab_size: int, seq_len: int) -> ModelConfig:
 
 
 def plain(config: ModelConfig) -> ModelConfig:
-    """Return the model without its adapter: the base."""
-    return config if config.adapter is UNSET else msgspec.structs.replace(config, adapter=UNSET)
+    """Return the model of which nothing is frozen: without its adapter, with ends of its own."""
+    return msgspec.structs.replace(config, adapter=UNSET, has_frozen_ends=UNSET) if has_base(config) else config
+
+
+def has_base(config: ModelConfig) -> bool:
+    """Return whether a part of the model is frozen, and no part of its vector: its base."""
+    return config.adapter is not UNSET or config.has_frozen_ends is True
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Return how many numbers of the model are trained: all, a tied head once; of one with an adapter, the adapter's.
+    """Return how many numbers of the model are trained: all, a tied head once; without those of its base.
 
     Equals `layout(config).num_parameters`, in closed form: it costs nothing, however large the model.
     """
@@ -264,17 +276,20 @@ def num_layer_parameters(config: ModelConfig) -> int:
 
 def num_table_parameters(config: ModelConfig) -> int:
     """Return how many numbers the embedding is made of; the head has as many."""
-    return config.vocab_size * config.width if config.adapter is UNSET else 0
+    return 0 if has_base(config) else config.vocab_size * config.width
 
 
 def num_base_parameters(config: ModelConfig) -> int:
-    """Return how many numbers an adapter goes beside; of a model without one none."""
-    return 0 if config.adapter is UNSET else num_parameters(plain(config))
+    """Return how many numbers are frozen: what an adapter goes beside, or the ends of a space; else none."""
+    if not has_base(config):
+        return 0
+    whole = num_parameters(plain(config))
+    return whole - num_parameters(config) if config.has_frozen_ends else whole
 
 
 def num_norm_parameters(config: ModelConfig) -> int:
     """Return how many numbers the norm before the head is made of."""
-    return config.width if config.adapter is UNSET else 0
+    return 0 if has_base(config) else config.width
 
 
 def check_size(found: int, max_parameters: int) -> None:

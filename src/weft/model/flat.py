@@ -9,10 +9,11 @@ biases), each in the order of the forward pass: one optimizer group is one range
               <------------------ decayed ----------------------------->||<-- not decayed ->
 
 A section of a model has a vector of its own, laid out alike: what of the whole's it has, in the same order. Of a model
-with an adapter the vector holds the adapter, and the base is a vector of the plain model, which nobody writes.
+with an adapter the vector holds the adapter, and the base, a vector of the plain model, is written by nobody. Of one
+whose ends are a space's it holds the layers, and the base holds the ends (`base_layout`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from weft.errors import ConfigError
 from weft.model.adapter import adapted, with_held
-from weft.model.config import AdapterConfig, ModelConfig, plain
+from weft.model.config import AdapterConfig, ModelConfig, has_base, plain
 from weft.model.held import Matrix, Numbers, held, matrix_nbytes
 from weft.model.sections import Section, whole
 from weft.model.transformer import SectionModule, Transformer
@@ -66,7 +67,17 @@ class Layout:
 
 def layout(config: ModelConfig, section: Section | None = None) -> Layout:
     """Return where each tensor of the model, or of a section, lies. Equal on all peers: it depends on nothing else."""
-    shapes = list(_shapes(config, section or whole(config)))
+    return _laid_out(_shapes(config, section or whole(config)))
+
+
+def base_layout(config: ModelConfig, section: Section | None = None) -> Layout:
+    """Return where each tensor lies in the vector of what is frozen: what an adapter goes beside, or a space's ends."""
+    shapes = _shapes(plain(config), section or whole(config))
+    return _laid_out(each for each in shapes if not (config.has_frozen_ends and _is_of_layer(each[0])))
+
+
+def _laid_out(given: Iterable[tuple[str, tuple[int, ...]]]) -> Layout:
+    shapes = list(given)
     spans: list[Span] = []
     offset = 0
     for has_decay in (True, False):
@@ -99,6 +110,9 @@ def _shapes(config: ModelConfig, section: Section) -> Iterator[tuple[str, tuple[
             yield f"{matrix.path}.a", (config.adapter.rank, matrix.num_in)
             yield f"{matrix.path}.b", (len(matrix.rows), config.adapter.rank)
         return
+    if config.has_frozen_ends:
+        yield from (each for each in _shapes(plain(config), section) if _is_of_layer(each[0]))
+        return
     qkv_width = config.q_width + 2 * config.kv_width
     if section.has_table:
         yield "embed.weight", (config.vocab_size, config.width)
@@ -120,6 +134,10 @@ def _shapes(config: ModelConfig, section: Section) -> Iterator[tuple[str, tuple[
         yield "norm.weight", (config.width,)
         if not config.is_tied:
             yield "head.weight", (config.vocab_size, config.width)
+
+
+def _is_of_layer(name: str) -> bool:
+    return name.startswith("layers.")
 
 
 class FlatModel:
@@ -169,7 +187,7 @@ def flatten(model: SectionModule, device: torch.device | str) -> FlatModel:
             Nothing is ever allocated twice for a model on meta.
         device: where vector and gradient shall lie.
     """
-    assert model.config.adapter is UNSET, "of an adapter and its base, each has a vector of its own"
+    assert not has_base(model.config), "what is trained and what is frozen each have a vector of their own"
     vector = torch.zeros(layout_of(model).num_parameters, dtype=torch.float32, device=device)
     if not any(parameter.is_meta for parameter in model.parameters()):
         with torch.no_grad():
@@ -196,14 +214,14 @@ Base = Float[Tensor, " all"] | Held
 def hold(
     config: ModelConfig, vector: Float[Tensor, " all"], section: Section | None, numbers: Numbers, device: torch.device
 ) -> Base:
-    """Return what an adapter goes beside, on a device.
+    """Return what of a model is frozen, on a device.
 
     Args:
-        vector: of the plain model, or of its section, on the CPU.
+        vector: of that, or of what a section has of it, on the CPU.
     """
     if numbers == "fp32":
         return vector.to(device)
-    spans, matrices, others = layout(plain(config), section), dict[str, Matrix](), dict[str, Tensor]()
+    spans, matrices, others = base_layout(config, section), dict[str, Matrix](), dict[str, Tensor]()
     for span in spans:
         weight = spans.view(vector, span).to(device)
         if _is_held(span):
@@ -215,12 +233,12 @@ def hold(
 
 def held_nbytes(config: ModelConfig, section: Section | None, numbers: Numbers) -> int:
     """Return the bytes that `hold` takes, in closed form."""
-    spans = layout(plain(config), section)
+    spans = base_layout(config, section)
     return sum(matrix_nbytes(span.shape, numbers if _is_held(span) else "fp32") for span in spans)
 
 
 def _is_held(span: Span) -> bool:
-    return span.name.startswith("layers.") and span.has_decay
+    return _is_of_layer(span.name) and span.has_decay
 
 
 def over(model: SectionModule, vector: Float[Tensor, " num"], base: Base | None = None) -> FlatModel:
@@ -243,19 +261,19 @@ def attach(model: SectionModule, vector: Float[Tensor, " num"], base: Base | Non
     """Make every parameter of `model` a view into `vector` (any float dtype), on the vector's device.
 
     Args:
-        base: of a model with an adapter: the vector of the plain model, into which the rest of it becomes views; or
-            what `hold` has made of that.
+        base: of a model of which a part is frozen: the vector of that, into which the rest of it becomes views; or
+            what `hold` has made of it.
 
     Raises:
         ConfigError: a vector is not as long as the model.
     """
     _view(model, layout_of(model), vector)
-    if model.config.adapter is not UNSET:
-        assert base is not None, "an adapter is nothing without its base"
+    if has_base(model.config):
+        assert base is not None, "what is trained is nothing without what is frozen"
         if isinstance(base, Held):
-            _take(model, base, model.config.adapter)
+            _take(model, base, model.config.adapter or AdapterConfig())
         else:
-            _view(model, layout(plain(model.config), model.section), base)
+            _view(model, base_layout(model.config, model.section), base)
     model.angle_bits = model.angle_bits.to(vector.device)
 
 
@@ -281,6 +299,9 @@ def _view(model: SectionModule, spans: Layout, vector: Tensor) -> None:
         setattr(model.get_submodule(owner), leaf, view)
 
 
+LayoutOf = Callable[[ModelConfig, Section | None], Layout]
+
+
 def assemble(config: ModelConfig, vector: Float[Tensor, " num"], base: Base | None = None) -> Transformer:
     """Return a model over `vector` for inference: no gradients, no second copy.
 
@@ -296,24 +317,51 @@ def assemble(config: ModelConfig, vector: Float[Tensor, " num"], base: Base | No
     return model.requires_grad_(False).eval()
 
 
+def plain_vector(
+    config: ModelConfig, base: Float[Tensor, " ends"], vector: Float[Tensor, " num"]
+) -> Float[Tensor, " all"]:
+    """Return the vector of the plain model, of the layers and the ends of a space."""
+    assert config.has_frozen_ends is True
+    whole_of = layout(plain(config))
+    parts = {span.name: (span, vector) for span in layout(config)}
+    parts |= {span.name: (span, base) for span in base_layout(config)}
+    found = vector.new_empty(whole_of.num_parameters)
+    for span in whole_of:
+        source, of = parts[span.name]
+        found[span.offset : span.stop] = of[source.offset : source.stop]
+    return found
+
+
 def layout_of(model: SectionModule) -> Layout:
     return layout(model.config, model.section)
 
 
-def cut(config: ModelConfig, vector: Float[Tensor, " num"], section: Section) -> Float[Tensor, " part"]:
-    """Return a section's vector, a copy of what it has of the whole's."""
-    at = {span.name: span for span in layout(config)}
-    there = layout(config, section)
+def cut(
+    config: ModelConfig, vector: Float[Tensor, " num"], section: Section, of: LayoutOf = layout
+) -> Float[Tensor, " part"]:
+    """Return a section's vector, a copy of what it has of the whole's.
+
+    Args:
+        of: `layout`, or `base_layout` for what is frozen.
+    """
+    at = {span.name: span for span in of(config, None)}
+    there = of(config, section)
     part = vector.new_empty(there.num_parameters)
     for span in there:
         part[span.offset : span.stop] = vector[at[span.name].offset : at[span.name].stop]
     return part
 
 
-def paste(config: ModelConfig, vector: Float[Tensor, " num"], section: Section, part: Float[Tensor, " part"]) -> None:
-    """Put a section's vector into the whole's."""
-    at = {span.name: span for span in layout(config)}
-    for span in layout(config, section):
+def paste(
+    config: ModelConfig,
+    vector: Float[Tensor, " num"],
+    section: Section,
+    part: Float[Tensor, " part"],
+    of: LayoutOf = layout,
+) -> None:
+    """Put a section's vector into the whole's; `of` as in `cut`."""
+    at = {span.name: span for span in of(config, None)}
+    for span in of(config, section):
         vector[at[span.name].offset : at[span.name].stop] = part[span.offset : span.stop]
 
 

@@ -20,8 +20,8 @@ from jaxtyping import Float32
 from msgspec import UNSET
 from torch import Tensor
 
-from weft.model.config import ModelConfig
-from weft.model.flat import Span, layout
+from weft.model.config import ModelConfig, plain
+from weft.model.flat import Layout, Span, base_layout, layout
 from weft.model.sections import Section
 from weft.rng import integers64, stream
 
@@ -38,7 +38,15 @@ def initial_vector(config: ModelConfig, seed: int, section: Section | None = Non
     Args:
         section: of which to return what it has of that; None: of the whole.
     """
-    spans = layout(config, section)
+    return _drawn(layout(config, section), config, seed)
+
+
+def initial_base(config: ModelConfig, seed: int) -> Float32[Tensor, " all"]:
+    """Return what of a model is frozen, drawn as first weights are: to time it, where what it was is of no matter."""
+    return _drawn(base_layout(config), plain(config), seed)
+
+
+def _drawn(spans: Layout, config: ModelConfig, seed: int) -> Float32[Tensor, " num"]:
     vector = torch.empty(spans.num_parameters, dtype=torch.float32)
     numbers = vector.numpy()
     for span in spans:

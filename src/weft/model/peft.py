@@ -23,7 +23,7 @@ from weft.errors import ConfigError
 from weft.ids import Digest, short
 from weft.model.adapter import Adapted, adapted
 from weft.model.config import TARGETS, AdapterConfig, ModelConfig, plain
-from weft.model.flat import layout
+from weft.model.flat import layout, plain_vector
 from weft.model.weights import own_name, read_bytes, whole_folder
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -54,9 +54,14 @@ _WITHOUT: dict[str, tuple[Any, ...]] = {
 
 
 def merged(
-    config: ModelConfig, base: Float32[Tensor, " all"], vector: Float32[Tensor, " num"]
+    config: ModelConfig, base: Float32[Tensor, " frozen"], vector: Float32[Tensor, " num"]
 ) -> Float32[Tensor, " all"]:
-    """Return the vector of the plain model that computes what the base and its adapter do: W + s B A."""
+    """Return the vector of the plain model that computes what the base and its adapter do: W + s B A.
+
+    Of a model between the ends of a space: of those and its layers.
+    """
+    if config.has_frozen_ends:
+        return plain_vector(config, base, vector)
     assert config.adapter is not UNSET
     whole, there = base.clone(), layout(plain(config))
     of_base = {span.name: span for span in there}

@@ -11,11 +11,16 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from msgspec import UNSET
-
 from weft.errors import ConfigError
 from weft.ids import several
-from weft.model.config import ModelConfig, num_layer_parameters, num_norm_parameters, num_table_parameters, plain
+from weft.model.config import (
+    ModelConfig,
+    has_base,
+    num_layer_parameters,
+    num_norm_parameters,
+    num_table_parameters,
+    plain,
+)
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ def pieces(config: ModelConfig, num: int) -> tuple[Section, ...]:
 
 def has_table_apart(config: ModelConfig, num: int) -> bool:
     """Whether a model in so many sections has a tied matrix that both ends train."""
-    return config.is_tied and config.adapter is UNSET and num > 1
+    return config.is_tied and not has_base(config) and num > 1
 
 
 def num_section_parameters(config: ModelConfig, section: Section) -> int:
@@ -106,5 +111,8 @@ def num_section_parameters(config: ModelConfig, section: Section) -> int:
 
 
 def num_section_base(config: ModelConfig, section: Section) -> int:
-    """Return how many numbers a section's adapter goes beside; of a model without one none."""
-    return 0 if config.adapter is UNSET else num_section_parameters(plain(config), section)
+    """Return how many numbers of a section are frozen: what its adapter goes beside, or a space's ends; else none."""
+    if not has_base(config):
+        return 0
+    whole = num_section_parameters(plain(config), section)
+    return whole - num_section_parameters(config, section) if config.has_frozen_ends else whole

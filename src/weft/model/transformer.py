@@ -43,6 +43,10 @@ class SectionModule(nn.Module):
         has_head = section.is_last and not config.is_tied
         self.head = nn.Linear(config.width, config.vocab_size, bias=False) if has_head else None
         self.register_buffer("angle_bits", _angle_bits(config), persistent=False)
+        if config.has_frozen_ends:
+            for end in (self.embed, self.norm, self.head):
+                if end is not None:
+                    end.requires_grad_(False)
         self.noise: Noise | None = None  # of a model whose adapter leaves out some of what it reads
         if config.adapter is not UNSET:
             self.requires_grad_(False)

@@ -27,7 +27,7 @@ from weft.data.store import DataIndex, dtype_for
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import DataError
 from weft.ids import Digest, several
-from weft.model.config import ModelConfig, Size, num_base_parameters, num_parameters
+from weft.model.config import ModelConfig, Size, has_base, num_base_parameters, num_parameters
 from weft.run.config import RunConfig, RunFile
 from weft.run.genesis import resolve
 from weft.run.trust import of_run as trust_of_run
@@ -346,7 +346,7 @@ def unsealed(run_file: RunFile, base: Path) -> RunConfig:
     model = resolve(run_file, tokenizer, base)
     resolved = {
         "model": model,
-        "base": UNSET if model.adapter is UNSET else nothing,
+        "base": nothing if has_base(model) else UNSET,
         "base_nbytes": cost.vector_nbytes(num_base_parameters(model)) or UNSET,
         "initial": nothing,
         "is_seeded": True,

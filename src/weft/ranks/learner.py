@@ -23,6 +23,7 @@ from weft.data.rows import Batch, blank
 from weft.errors import CheckpointError, ConfigError, SiteBroken
 from weft.events import Emit, WarmedUp
 from weft.inference.sample import Sampling
+from weft.model.config import has_base
 from weft.ranks import orders
 from weft.ranks.shard import moments_of
 from weft.ranks.site import Site
@@ -231,7 +232,7 @@ def check(run: RunConfig, settings: PeerConfig) -> None:
         'peer.precision = "fp16"': settings.precision == "fp16",
         "peer.is_compiled = true": settings.is_compiled,
         "train.loss: pairs of answers": run.train.loss is not UNSET,
-        "adapter": run.model.adapter is not UNSET,
+        "adapter, model: a part of it is frozen": has_base(run.model),
         "reward": run.reward is not UNSET,
         "peer.is_drawing_only": settings.is_drawing_only,
         'trust.type = "audited": no process has the whole state of a step': isinstance(run.trust, AuditedTrust),

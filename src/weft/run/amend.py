@@ -26,8 +26,8 @@ from weft.data.packing import BytesConfig, JsonConfig
 from weft.data.tokenizer import ByteTokenizer
 from weft.errors import ConfigError
 from weft.model.config import AdapterConfig
-from weft.run.config import FolderAdapter, FolderModel, Genesis, NewAdapter, RunConfig, RunFile, ShapedModel
-from weft.run.genesis import drawn_adapter, kind_of, of_shape
+from weft.run.config import FolderAdapter, FolderModel, Genesis, NewAdapter, RunConfig, RunFile, ShapedModel, SpaceModel
+from weft.run.genesis import drawn_adapter, kind_of, of_shape, of_space
 from weft.run.idle import without_effect
 from weft.run.staged import StagedConfig
 from weft.run.trust import AuditedTrust, MembersTrust
@@ -194,7 +194,7 @@ def amendment(settings: Settings, changes: Mapping[str, Any], reason: str) -> Am
 
 
 # Beside the run file, where it cannot say them itself: of an export.
-MODEL, TOKENIZER, ADAPTER = "model", "tokenizer.json", "adapter"
+MODEL, TOKENIZER, ADAPTER, SPACE = "model", "tokenizer.json", "adapter", "space"
 CHATS, PAIRS, TASKS = "chats.jsonl", "pairs.jsonl", "tasks.jsonl"
 
 
@@ -205,12 +205,10 @@ def run_file_of(run: RunConfig, num_peers: int) -> RunFile:
         num_peers: to expect, as far as there is room for so many.
     """
     is_graph = spell_out(run.method, num_peers).graph is not None
-    shape = ShapedModel(**alike(ShapedModel, run.model))
-    is_shape = run.is_seeded and of_shape(shape, run.data.vocab_size, run.train.seq_len) == run.model
     is_bytes = run.data.tokenizer == ByteTokenizer().digest
     written_otherwise = {
         "peers": min(num_peers, run.electors * (1 if is_graph else MAX_GROUP)),
-        "model": shape if is_shape else FolderModel(path=MODEL),
+        "model": _model_of(run),
         "data": corpus_like(run),
         "tokenizer": BytesConfig() if is_bytes else JsonConfig(path=TOKENIZER),
         "adapter": _adapter_of(run),
@@ -227,6 +225,18 @@ def corpus_like(run: RunConfig) -> CorpusConfig:
         return CorpusConfig()
     file = {"tasks": TASKS, "pairs of answers": PAIRS}.get(rows.what, CHATS)
     return CorpusConfig(source=kind_of(rows)(paths=(file,), too_long=rows.too_long, date=rows.date))
+
+
+def _model_of(run: RunConfig) -> ShapedModel | SpaceModel | FolderModel:
+    model, num_tokens, seq_len = run.model, run.data.vocab_size, run.train.seq_len
+    if not run.is_seeded:
+        return FolderModel(path=MODEL)
+    if model.has_frozen_ends:
+        space = SpaceModel(path=SPACE, **alike(SpaceModel, model))
+        is_all = of_space(space, model.vocab_size, model.width, model.norm_eps, seq_len) == model
+        return space if is_all else FolderModel(path=MODEL)
+    shape = ShapedModel(**alike(ShapedModel, model))
+    return shape if of_shape(shape, num_tokens, seq_len) == model else FolderModel(path=MODEL)
 
 
 def _adapter_of(run: RunConfig) -> NewAdapter | FolderAdapter | None:

@@ -24,7 +24,7 @@ from weft.data.packing import BytesConfig, TokenizerConfig
 from weft.data.store import DataIndex
 from weft.errors import ConfigError
 from weft.ids import RunId
-from weft.model.config import AdapterConfig, ModelConfig, Size, num_base_parameters, num_parameters
+from weft.model.config import AdapterConfig, ModelConfig, Size, has_base, num_base_parameters, num_parameters
 from weft.model.flat import layout
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer, HexRun
@@ -130,6 +130,18 @@ class ShapedModel(Config, frozen=True, kw_only=True, tag_field="type", tag="shap
     is_tied: bool = True
 
 
+class SpaceModel(Config, frozen=True, kw_only=True, tag_field="type", tag="space"):
+    """Layers between the ends of a space, which stay as they are: `weft compose space` makes one."""
+
+    path: str  # of the space's folder, relative to the run file
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int | None = None
+    ffn_width: int
+    has_qk_norm: bool = False
+    has_qkv_bias: bool = False
+
+
 class RunFile(Config, frozen=True, kw_only=True):
     """One TOML file: a run as its maker writes it."""
 
@@ -138,7 +150,7 @@ class RunFile(Config, frozen=True, kw_only=True):
     peers: Annotated[
         int, msgspec.Meta(ge=1, le=MAX_PEERS, description="about how many peers are expected; defaults depend on it")
     ] = 4
-    model: SizedModel | FolderModel | ShapedModel = SizedModel()
+    model: SizedModel | FolderModel | ShapedModel | SpaceModel = SizedModel()
     adapter: NewAdapter | FolderAdapter | None = None
     """What is trained of it; None: all."""
     data: CorpusConfig = CorpusConfig()
@@ -196,7 +208,7 @@ class RunFile(Config, frozen=True, kw_only=True):
         trusts.check_exact(
             self.trust,
             optimizer=self.train.optimizer,
-            has_adapter=self.adapter is not None,
+            has_base=self.adapter is not None or isinstance(self.model, SpaceModel),
             has_loss=self.train.loss is not msgspec.UNSET,
         )
         if method.graph is not None:
@@ -253,6 +265,8 @@ class RunFile(Config, frozen=True, kw_only=True):
             if self.adapter is not None:
                 has_dropout = isinstance(self.adapter, NewAdapter) and self.adapter.dropout
                 check_adapter_in_stages(self.pipeline, has_dropout=bool(has_dropout))
+            if isinstance(self.model, SpaceModel):
+                check_space_in_stages(self.pipeline)
         elif self.pipeline != PipelineConfig():
             raise ConfigError("pipeline: it has no effect in a run without stages. Leave it out, or set stages to 2.")
 
@@ -272,6 +286,19 @@ def check_adapter_in_stages(pipeline: PipelineConfig, *, has_dropout: bool) -> N
     if isinstance(pipeline.activations, SubspaceConfig):
         raise ConfigError(
             "pipeline.activations: subspace: what an adapter goes beside lies in no subspace. Choose another type."
+        )
+
+
+def check_space_in_stages(pipeline: PipelineConfig) -> None:
+    """
+    Raises:
+        ConfigError: stages compute no layers between the ends of a space so.
+    """
+    if pipeline.split is not None:
+        raise ConfigError("pipeline.split: members of a team train whole models, and no space's layers. Leave it out.")
+    if isinstance(pipeline.activations, SubspaceConfig):
+        raise ConfigError(
+            "pipeline.activations: subspace: the ends of the model's space lie in no subspace. Choose another type."
         )
 
 
@@ -329,15 +356,15 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
     train: TrainConfig
     came_with: HexDigest | msgspec.UnsetType = msgspec.UNSET  # of what an export hands on; unset: nothing came
     reward: RewardConfig | msgspec.UnsetType = msgspec.UNSET  # of the answers that are drawn; unset: none are
-    base: HexDigest | msgspec.UnsetType = msgspec.UNSET  # of the flat vector that `model.adapter` goes beside
+    base: HexDigest | msgspec.UnsetType = msgspec.UNSET  # of the flat vector of what is frozen (`flat.base_layout`)
     base_nbytes: int | msgspec.UnsetType = (
         msgspec.UNSET
     )  # of that: two a number where its weights came in bf16, else four
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.base is msgspec.UNSET) != (self.model.adapter is msgspec.UNSET):
-            raise ConfigError("base: a run has one where its model has an adapter, and only there.")
+        if (self.base is msgspec.UNSET) == has_base(self.model):
+            raise ConfigError("base: a run has one where a part of its model is frozen, and only there.")
         num = num_base_parameters(self.model)
         if self.base_nbytes not in ((2 * num, 4 * num) if num else (msgspec.UNSET,)):
             raise ConfigError("base_nbytes: it is two or four bytes for each number of the run's base.")
@@ -351,7 +378,7 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
         trusts.check_exact(
             self.trust,
             optimizer=self.train.optimizer,
-            has_adapter=self.model.adapter is not msgspec.UNSET,
+            has_base=has_base(self.model),
             has_loss=self.train.loss is not msgspec.UNSET,
         )
         if self.data.vocab_size > self.model.vocab_size:
@@ -380,7 +407,7 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
 
     @property
     def num_base(self) -> int:
-        """Return how many numbers a member's adapter goes beside; 0: there is none."""
+        """Return how many numbers of what a member holds are frozen."""
         return num_base_parameters(self.model)
 
     @property

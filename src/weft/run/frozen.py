@@ -1,4 +1,4 @@
-"""What a learner of a run computes with and never changes: an adapter's base, and the weights that a run began with."""
+"""What a learner of a run computes with and never changes: an adapter's base, a space's ends, a run's first weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from weft.data.tokenizer import Tokenizer
 from weft.errors import ConfigError
 from weft.ids import Digest, short
 from weft.model.came_with import decode
-from weft.model.config import num_base_parameters, plain
-from weft.model.flat import paste
+from weft.model.config import num_base_parameters
+from weft.model.flat import base_layout, paste
 from weft.run.config import DpoConfig, RunConfig
 from weft.run.genesis import digest_of_base, initial
 from weft.run.staged import StagedConfig, by_section
@@ -27,7 +27,7 @@ from weft.store.home import Home
 class Frozen:
     """
     Args:
-        base: that the run's adapter goes beside, on the CPU; None: it has none.
+        base: that the run's adapter goes beside, or the ends of its space, on the CPU; None: all is trained.
         reference: the parameters that the run began with, from which preferences are told; None: its loss needs none.
         speech: how answers are read; None: none are drawn.
     """
@@ -41,7 +41,7 @@ LoadFrozen = Callable[[], Frozen]
 
 
 def base_of(config: RunConfig, home: Home) -> Float32[Tensor, " all"] | None:
-    """Return the vector that the run's adapter goes beside, of a stage its section's; None: it has none.
+    """Return the vector of what is frozen of the run's model, of a stage its section's; None: all is trained.
 
     Raises:
         ConfigError: it is not in this home, or of another size than the model.
@@ -54,12 +54,12 @@ def base_of(config: RunConfig, home: Home) -> Float32[Tensor, " all"] | None:
         for cut, each in zip(config.cuts, by_section(config), strict=True):
             part = base_of(each, home)
             assert part is not None, "sections have all that the whole has"
-            paste(plain(config.model), whole, cut, part)
+            paste(config.model, whole, cut, part, base_layout)
         return whole
     blob, num, codec = home.blobs.open(config.base), config.num_base, codec_of_base(config)
     if blob is None:
         raise ConfigError(
-            f"the weights that the run's adapter goes beside ({short(config.base)}) are not in {home.root}. "
+            f"the weights of the run's model that nobody trains ({short(config.base)}) are not in {home.root}. "
             + (
                 "Fetch the whole model from its members: weft gather -"
                 if isinstance(config, StagedConfig) and config.stage is None
@@ -68,20 +68,20 @@ def base_of(config: RunConfig, home: Home) -> Float32[Tensor, " all"] | None:
         )
     if len(blob) != codec.nbytes(num):
         raise ConfigError(
-            f"the weights that the run's adapter goes beside have {len(blob):,} bytes, and its model has "
+            f"the weights of the run's model that nobody trains have {len(blob):,} bytes, and the model has "
             f"{codec.nbytes(num):,}. The run cannot be trained; tell its maker."
         )
     return codec.decode(blob, num)
 
 
 def name_of_base(config: RunConfig, base: Float32[Tensor, " all"]) -> Digest:
-    """Return what names the vector that the run's adapter goes beside, in stages or in one piece."""
+    """Return what names the vector of what is frozen, in stages or in one piece."""
     assert config.base is not UNSET
     return digest_of_base(base) if isinstance(config, StagedConfig) else Digest(config.base)
 
 
 def codec_of_base(config: RunConfig) -> Codec:
-    """Return how the blob of the vector that an adapter goes beside is encoded."""
+    """Return how the blob of the vector of what is frozen is encoded."""
     return Bf16() if config.base_nbytes == 2 * num_base_parameters(config.model) else Fp32()
 
 

@@ -31,6 +31,7 @@ from weft.chat.template import TemplateFault, template_of
 from weft.clock import SystemClock
 from weft.codec.codec import Codec
 from weft.codec.dense import Bf16, Fp32
+from weft.compose.space import read_space
 from weft.config import alike
 from weft.data import tokenizer as tokenizers
 from weft.data.batch import check_windows
@@ -51,8 +52,8 @@ from weft.errors import ConfigError, DataError, GenesisMismatch, TokenizerMismat
 from weft.events import Emit, Notice
 from weft.ids import Digest, several, short
 from weft.model.came_with import decode, read, tokenizer_folder, with_template
-from weft.model.config import AdapterConfig, ModelConfig, check_size, named, plain
-from weft.model.flat import cut
+from weft.model.config import AdapterConfig, ModelConfig, check_size, has_base, named
+from weft.model.flat import base_layout, cut
 from weft.model.initial import initial_vector
 from weft.model.peft import check_base, read_adapter, read_adapter_config
 from weft.model.sections import num_section_base, num_section_parameters, pieces, sections, whole
@@ -70,6 +71,7 @@ from weft.run.config import (
     RunFile,
     ShapedModel,
     SizedModel,
+    SpaceModel,
 )
 from weft.run.host import check_host
 from weft.run.idle import without_effect
@@ -138,8 +140,9 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
         **({"came_with": home.blobs.put(came_with)} if came_with else {}),
     }
     bases: tuple[Digest, ...] = ()
-    if learnt is not None and run_file.adapter is not None:
-        bases, nbytes = _put_bases(plain(model), learnt.model, run_file.stages, home)
+    if has_base(model):
+        frozen = ends_of(run_file, model, base) if learnt is None else learnt.model
+        bases, nbytes = _put_bases(model, frozen, run_file.stages, home)
         resolved |= {"base": bases[0], "base_nbytes": nbytes}
     config = RunConfig(**alike(RunConfig, run_file) | resolved)
     if run_file.stages > 1:
@@ -354,6 +357,15 @@ def resolve(run_file: RunFile, tokenizer: Tokenizer, base: Path) -> ModelConfig:
                 hint = "" if has_own else f' Set tokenizer = {{type = "json", path = "{path}"}}.'
                 raise TokenizerMismatch(f"model {path}: {error}{hint}") from None
             return config
+        case SpaceModel(path=path) as shaped:
+            space = read_space(base / path)
+            if space.tokenizer != tokenizer.digest:
+                raise TokenizerMismatch(
+                    f"model {path}: the space has another tokenizer than this run. Set "
+                    f'tokenizer = {{type = "json", path = "{path}"}}, or leave the tokenizer out where the space has '
+                    "bytes."
+                )
+            return of_space(shaped, space.vocab_size, space.width, space.norm_eps, run_file.train.seq_len)
         case _:
             assert_never(run_file.model)
 
@@ -397,6 +409,16 @@ def of_shape(shaped: ShapedModel, vocab_size: int, seq_len: int) -> ModelConfig:
         return msgspec.convert(fields | shape, ModelConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"model: {error}.") from None
+
+
+def of_space(shaped: SpaceModel, vocab_size: int, width: int, norm_eps: float, seq_len: int) -> ModelConfig:
+    """Return the model of a shape between the ends of a space.
+
+    Raises:
+        ConfigError: it contradicts itself.
+    """
+    shape = ShapedModel(**alike(ShapedModel, shaped) | {"width": width, "is_tied": False})
+    return replace(of_shape(shape, vocab_size, seq_len), norm_eps=norm_eps, has_frozen_ends=True)
 
 
 def _pack(
@@ -517,12 +539,18 @@ def digest_of_base(vector: Float32[Tensor, " all"]) -> Digest:
     return wire.digest(_codec_for(vector).encode(vector))
 
 
+def ends_of(run_file: RunFile, model: ModelConfig, base: Path) -> Float32[Tensor, " ends"]:
+    """Return the vector of what is frozen of a model between the ends of a space."""
+    assert isinstance(run_file.model, SpaceModel)
+    return read_space(base / run_file.model.path).ends(model)
+
+
 def _put_bases(
     model: ModelConfig, vector: Float32[Tensor, " all"], stages: int, home: Home
 ) -> tuple[tuple[Digest, ...], int]:
-    """Return the digest of what each section's adapter goes beside, now in `home`, and the bytes of all the model."""
+    """Return the digest of what is frozen of each section, now in `home`, and the bytes of all of that."""
     codec = _codec_for(vector)
-    parts = (cut(model, vector, section) for section in sections(model, stages))
+    parts = (cut(model, vector, section, base_layout) for section in sections(model, stages))
     return tuple(home.blobs.put(codec.encode(part)) for part in parts), codec.nbytes(vector.numel())
 
 

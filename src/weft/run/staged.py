@@ -21,7 +21,7 @@ from torch import Tensor
 from weft.config import alike
 from weft.errors import ConfigError
 from weft.ids import Digest
-from weft.model.config import ModelConfig, num_parameters, plain
+from weft.model.config import ModelConfig, has_base, num_parameters, plain
 from weft.model.flat import layout
 from weft.model.initial import initial_vector
 from weft.model.sections import Section, has_table_apart, num_section_base, num_section_parameters, pieces, sections
@@ -32,7 +32,7 @@ from weft.pipeline.config import PipelineConfig
 from weft.pipeline.messages import MAX_STAGES
 from weft.pipeline.split.section import check_split
 from weft.run import trust as trusts
-from weft.run.config import Genesis, RunConfig, VectorShape, check_adapter_in_stages
+from weft.run.config import Genesis, RunConfig, VectorShape, check_adapter_in_stages, check_space_in_stages
 from weft.sync.method.choices import Choices, check_staged
 from weft.sync.records.acts import MAX_TOKENS
 from weft.wire import digest
@@ -61,7 +61,7 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
     """Of the vectors that the pieces start from; of the whole run, `initial` is `initial_of` these."""
     pipeline: PipelineConfig
     bases: Annotated[tuple[HexDigest, ...], msgspec.Meta(max_length=MAX_STAGES)] | msgspec.UnsetType = msgspec.UNSET
-    """Of the vectors that the sections' adapters go beside; of the whole run, `base` is `initial_of` these."""
+    """Of the vectors of what is frozen of the sections; of the whole run, `base` is `initial_of` these."""
     stage: Annotated[int, msgspec.Meta(ge=0, le=MAX_STAGES)] | None = None
 
     def __post_init__(self) -> None:
@@ -69,9 +69,11 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
         adapter = self.model.adapter
         if adapter is not msgspec.UNSET:
             check_adapter_in_stages(self.pipeline, has_dropout=bool(adapter.dropout))
-        if (0 if self.bases is msgspec.UNSET else len(self.bases)) != self.stages * (adapter is not msgspec.UNSET):
+        elif has_base(self.model):
+            check_space_in_stages(self.pipeline)
+        if (0 if self.bases is msgspec.UNSET else len(self.bases)) != self.stages * has_base(self.model):
             raise ConfigError(
-                "bases: a run with stages has one of each where its model has an adapter, and only there."
+                "bases: a run with stages has one of each where a part of its model is frozen, and only there."
             )
         if self.stage is None and (
             self.initial != initial_of(self.initials) or (self.bases and self.base != initial_of(self.bases))
@@ -198,7 +200,7 @@ def staged(
     """Return `run`, its model cut into as many pieces as there are first weights.
 
     Args:
-        bases: of sections that have adapters, what those go beside.
+        bases: of sections of which a part is frozen, that.
         trust: in place of the run's own, which is that of whole models; unset: that one.
     """
     stages = len(initials) - (run.model.is_tied and not bases)

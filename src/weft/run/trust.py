@@ -177,9 +177,7 @@ def check_of_model(trust: TrustConfig | UnsetType, *, is_private: bool, has_rewa
             raise ConfigError(f'{why}, so this run cannot be audited. Change that, or set trust.type = "recorded".')
 
 
-def check_exact(
-    trust: TrustConfig | UnsetType, *, optimizer: OptimizerConfig, has_adapter: bool, has_loss: bool
-) -> None:
+def check_exact(trust: TrustConfig | UnsetType, *, optimizer: OptimizerConfig, has_base: bool, has_loss: bool) -> None:
     """
     Args:
         has_loss: beside cross entropy.
@@ -193,7 +191,7 @@ def check_exact(
         'train.optimizer: muon has no exact numbers, as adamw and sgd have. Choose type = "adamw"': isinstance(
             optimizer, MuonConfig
         ),
-        "adapter: exact numbers are of whole models. Leave it out": has_adapter,
+        "adapter, model: exact numbers are of models of which all is trained. Choose such a model": has_base,
         "train.loss: exact numbers are of cross entropy, and not of pairs of answers. Leave it out": has_loss,
     }
     for why, is_so in found.items():

@@ -24,7 +24,7 @@ from weft.cost import training as cost
 from weft.cost.pipeline import BASE_NBYTES
 from weft.errors import ConfigError, OutOfMemory, TooLarge
 from weft.model.adapter import adapted
-from weft.model.config import ModelConfig, num_base_parameters, num_parameters
+from weft.model.config import ModelConfig, has_base, num_base_parameters, num_parameters
 from weft.model.flat import held_nbytes
 from weft.model.held import Numbers
 from weft.model.sections import Section, whole
@@ -331,7 +331,7 @@ def with_base(
 
     The host reads it in fp32 first; on the device it is as it is held.
     """
-    if model.adapter is UNSET:
+    if not has_base(model):
         return needed
     held, first = (held_nbytes(model, section, each) for each in (numbers, "fp32"))
     on_host = first + (held if device.is_cpu and numbers != "fp32" else 0)

@@ -250,6 +250,10 @@ TABLE: dict[str, Rows] = {
         "--gguf": ALWAYS,
         "--adapter": (Refused("export last out --adapter --gguf", "Leave out --gguf"),),
     },
+    "compose member": {"--name": ALWAYS, "--to": ALWAYS},
+    "compose list": {"--json": ALWAYS},
+    "compose remove": {},
+    "compose space": {},
     "inspect": {
         "--model": (Refused("inspect last --model last", "no such file or folder"),),
         "--number": (Refused("inspect last --number 2", "it is of conversations"),),

@@ -126,7 +126,7 @@ def test_what_has_no_exact_numbers_is_refused_with_what_to_change(fields: Mappin
 
 def test_adapters_have_no_exact_numbers() -> None:
     model, adapter = {"type": "folder", "path": "model"}, {"type": "lora"}
-    with pytest.raises(ConfigError, match="adapter: exact numbers are of whole models"):
+    with pytest.raises(ConfigError, match="adapter, model: exact numbers are of models of which all is trained"):
         run_file(model=model, adapter=adapter, **EXACT)
     assert run_file(model=model, adapter=adapter).adapter is not None
 

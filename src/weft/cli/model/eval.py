@@ -90,7 +90,7 @@ def eval(
         for line in ask(trained, tasks, way, device, home_of(context), answers, has_before=before):
             typer.echo(line)
         return
-    text = _given(trained, data, checkpoint, home_of(context)) if data else _heldout(trained, home_of(context))
+    text = _given(trained, data, checkpoint, home_of(context)) if data else heldout_of(trained, home_of(context))
     there = text.num_windows
     measured = min(windows or there, there)
     with Meter("evaluating", "samples", WorkLine(), SystemClock(), measured) as meter:
@@ -159,7 +159,12 @@ def measure(model: "Transformer", batches: "Iterator[Batch]", preference: "Prefe
     return mean_of(total, num, is_paired=preference is not None)
 
 
-def _heldout(trained: "Trained", home: Path) -> Text:
+def heldout_of(trained: "Trained", home: Path) -> Text:
+    """Return the held-out text of a model's run.
+
+    Raises:
+        DataError: it has none, or that is not here.
+    """
     from msgspec import UNSET
 
     from weft.store.home import Home, PeerFolder

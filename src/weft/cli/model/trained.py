@@ -173,7 +173,8 @@ def open_trained(given: str, home: Path) -> Trained:
     round = 0 if head is None else head.round
     config, base, adapter = run.model, base_of(run, Home(home)), None
     if base is not None:
-        adapter = Adapter(config, vector, name_of_base(run, base))
+        if config.adapter is not UNSET:
+            adapter = Adapter(config, vector, name_of_base(run, base))
         config, vector = plain(config), merged(config, base, vector)
     words, came_with = _kept_tokenizer(folder, blob), kept_beside(folder)
     return Trained(folder, config, vector, words, run, round, came_with=came_with, adapter=adapter)

@@ -29,9 +29,9 @@ from weft.clock import Clock, SystemClock, cpu_s, kept_waiting
 from weft.cost import training as cost
 from weft.data.rows import blank
 from weft.errors import TooLarge
-from weft.model.config import ModelConfig, num_base_parameters, num_parameters, plain
+from weft.model.config import ModelConfig, has_base, num_base_parameters, num_parameters
 from weft.model.flat import assemble, over
-from weft.model.initial import initial_vector
+from weft.model.initial import initial_base, initial_vector
 from weft.model.transformer import Transformer
 from weft.progress import Meter
 from weft.run.config import DpoConfig, RunFile, TrainConfig
@@ -248,7 +248,7 @@ def _step(
     """
     with torch.device("meta"):
         module = Transformer(model)
-    base = None if model.adapter is UNSET else initial_vector(plain(model), 0).to(device.torch)
+    base = initial_base(model, 0).to(device.torch) if has_base(model) else None
     first = initial_vector(model, 0).to(device.torch)
     flat = over(module, first.clone(), base)
     arithmetic: Arithmetic = Exact() if is_exact else Fast()

@@ -21,7 +21,7 @@ from weft.data.store import DataIndex
 from weft.ids import Digest, PeerId
 from weft.ledger.opening import Slice, open_slice
 from weft.ledger.tree import Path, Tree, is_leaf
-from weft.model.config import ModelConfig, num_parameters
+from weft.model.config import ModelConfig, has_base, num_parameters
 from weft.sync.method.choices import Choices
 from weft.sync.records.charter import Charter, GradientTerms
 from weft.sync.records.index import CHUNK_NBYTES, StateIndex, VectorIndex
@@ -68,7 +68,7 @@ def program_for(model: ModelConfig, method: Choices, samples: int, tokens: int, 
         Unproven: as `program_of`.
     """
     micro_batch = min(micro_batch, samples)
-    if method.proximal or model.adapter is not UNSET:
+    if method.proximal or has_base(model):
         raise Unproven("the gradient is made of more than operations are written down for")
     num = num_operations(model, -(-samples // micro_batch))
     if max(num_parameters(model) / MAX_PARAMETERS, model.channels_per_head / MAX_CHANNELS, num / MAX_OPERATIONS) > 1:

@@ -1,0 +1,1 @@
+"""`weft compose`: members that were trained with no contact, and what is made of several."""

@@ -1,0 +1,231 @@
+"""`weft compose`: models that were trained with no contact, and what is made of several.
+
+weft compose space MODEL FOLDER          ends that members share, of a trained model
+weft compose member last --name english  a trained model, and how it came to be
+weft compose list                        the members of this home
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.cli.home import find_checkpoint, home_of
+from weft.cli.terminal import WorkLine, say_loading, tell
+from weft.clock import SystemClock
+from weft.errors import ConfigError, DataError
+from weft.ids import several, short
+from weft.progress import Meter
+
+if TYPE_CHECKING:
+    from weft.cli.model.trained import Trained
+    from weft.compose.member import Heldout, Member
+
+ModelName = Annotated[
+    str, typer.Argument(help='Folder, or a run: its name, its digits, or "last".', show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs: one object.")]
+
+
+def make_app() -> typer.Typer:
+    app = typer.Typer(
+        help="Models trained with no contact, and what is made of several: experts, stacks, paths.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+    )
+    app.command("space")(space)
+    app.command("member")(member)
+    app.command("list")(list_members)
+    app.command("remove")(remove)
+    return app
+
+
+def space(
+    context: typer.Context,
+    model: ModelName,
+    folder: Annotated[Path, typer.Argument(help="The folder to write.", show_default=False)],
+) -> None:
+    """Write the ends of a trained model, between which members train layers: [model] type = "space"."""
+    source = find_checkpoint(model, home_of(context))
+    say_loading()
+    from weft.cli.model.trained import open_trained, say_which
+    from weft.compose.space import Space, write_space
+    from weft.data.tokenizer import CharTokenizer, JsonTokenizer
+
+    trained = open_trained(str(source), home_of(context))
+    say_which(trained, model)
+    words = trained.tokenizer
+    if isinstance(words, CharTokenizer):  # of an alphabet, which others' text may not have
+        words = JsonTokenizer(words.to_json(), words.end_of_text)
+    made = _own_space(trained, home_of(context)) or Space.of(trained.on("cpu"), words.digest)
+    write_space(folder, made, words)
+    typer.echo(str(folder))
+    tell(f"space {short(made.digest)}: {made.vocab_size:,} tokens, width {made.width}. Members train in it with")
+    tell(f'  [model] type = "space", path = "{folder}", num_layers = 4, num_heads = 4, ffn_width = {3 * made.width}')
+
+
+def _own_space(trained: "Trained", home: Path) -> Any:
+    """Return the space that a model was trained in; None: it has ends of its own."""
+    from weft.compose.space import Space
+    from weft.run.frozen import base_of
+    from weft.store.home import Home
+
+    run = trained.run
+    if run is None or not run.model.has_frozen_ends:
+        return None
+    ends = base_of(run, Home(home))
+    assert ends is not None
+    return Space.between(run.model, ends, run.data.tokenizer)
+
+
+def member(
+    context: typer.Context,
+    model: Annotated[
+        str,
+        typer.Argument(
+            help='Folder, or a run: its name, its digits, or "last"; or a folder of a member.', show_default=False
+        ),
+    ],
+    name: Annotated[str | None, typer.Option(help="What it is called here. Default: as the model is called.")] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="A folder to write instead, to be carried to another machine.")
+    ] = None,
+) -> None:
+    """Note a trained model as a member: its weights, and how it came to be."""
+    from weft.compose.member import MEMBER
+    from weft.compose.registry import Registry, copy_member, write_member
+
+    registry = Registry(home_of(context))
+    if (Path(model) / MEMBER).exists():
+        source = Path(model)
+        called = _named(source.resolve().name if name is None else name)
+        place = to or registry.place(called)
+        _told(copy_member(source, place, called), place)
+        return
+    folder = find_checkpoint(model, home_of(context))
+    say_loading()
+    from weft.cli.model.trained import open_trained, say_which
+
+    trained = open_trained(str(folder), home_of(context))
+    say_which(trained, model)
+    called = _named("-".join(trained.called.split()) if name is None else name)
+    place = to or registry.place(called)
+    if place.exists():
+        raise ConfigError(f"{place}: exists; a member is never written over. Give it another --name, or remove it.")
+    made = _described(called, trained, home_of(context))
+    with Meter("writing", "B", WorkLine(), SystemClock(), 4 * trained.vector.numel()) as meter:
+        write_member(place, made, lambda inner: trained.export(inner, "float32", meter.add))
+    _told(made, place)
+
+
+def _named(name: str) -> str:
+    import re
+
+    if re.fullmatch(r"\w[\w.-]{0,63}", name) is None:
+        raise ConfigError(
+            f"--name {name[:80]}: a member's name has letters, digits, dots, dashes and underscores, at most 64. "
+            "Choose another."
+        )
+    return name
+
+
+def _described(name: str, trained: "Trained", home: Path) -> "Member":
+    """Return how a model came to be, as far as its run tells."""
+    from weft.compose.member import Member, Origin, texts_of
+    from weft.cost.training import flops_per_token
+    from weft.store.chunks import raw
+    from weft.training.device import decoder
+    from weft.wire import digest
+
+    run = trained.run
+    facts: dict[str, Any] = {
+        "name": name,
+        "model": trained.config,
+        "weights": digest(raw(trained.vector)),
+        "tokenizer": trained.tokenizer.digest,
+    }
+    if run is None:
+        tell("it comes from no run of weft: what it was trained on, and what it began with, is not told")
+        return Member(**facts)
+    from weft.peer.state.checkpoint import read_contents
+
+    head = read_contents(trained.folder).head
+    tokens = 0 if head is None else int(head.committed_tokens)
+    flops = int(tokens * flops_per_token(decoder(trained.config), run.train.seq_len))
+    own = _own_space(trained, home)
+    return Member(
+        **facts,
+        space=None if own is None else own.digest,
+        seed=run.seed,
+        parent=run.initial,
+        is_seeded=run.is_seeded,
+        run=run.run,
+        texts=texts_of(run.data),
+        origins=(Origin(how="trained", tokens=tokens, flops=flops),),
+        heldout=_heldout(trained, home),
+    )
+
+
+def _heldout(trained: "Trained", home: Path) -> "Heldout | None":
+    """Return the loss on the run's held-out text; None: it is not here."""
+    from weft.cli.model.eval import heldout_of, measure
+    from weft.compose.member import Heldout, name_of_text
+
+    assert trained.run is not None
+    if trained.run.data.is_paired or trained.run.data.has_tasks:
+        return None
+    try:
+        text = heldout_of(trained, home)
+    except DataError as error:
+        tell(f"no held-out loss: {error}")
+        return None
+    with Meter("evaluating", "samples", WorkLine(), SystemClock(), text.num_windows) as meter:
+        found = measure(trained.on("auto"), meter.over(text.batches(text.num_windows), lambda each: len(each.tokens)))
+    return Heldout(loss=found.loss, num_tokens=found.num, text=name_of_text(trained.run.data))
+
+
+def _told(made: "Member", place: Path) -> None:
+    typer.echo(str(place))
+    tell(_line(made))
+
+
+def _line(each: "Member") -> str:
+    from weft.dashboard import figures
+    from weft.model.config import num_parameters
+
+    parts = [f"{figures.amount(num_parameters(each.model))} parameters"]
+    if each.space is not None:
+        parts.append(f"space {short(each.space)}")
+    if each.tokens:
+        parts.append(f"{figures.amount(each.tokens)} tokens")
+    if each.parent is not None:
+        parts.append(f"from {'seed ' + str(each.seed) if each.is_seeded else short(each.parent)}")
+    if each.heldout is not None:
+        parts.append(f"held out {each.heldout.loss:.3f} nats a token")
+    return f"{each.name}: {', '.join(parts)}"
+
+
+def list_members(context: typer.Context, as_json: AsJson = False) -> None:
+    """Show the members of this home."""
+    from weft.compose.registry import Registry
+
+    found = Registry(home_of(context)).members()
+    if as_json:
+        import msgspec
+
+        typer.echo(json.dumps({"members": [msgspec.to_builtins(each) for each in found.values()]}))
+        return
+    for each in found.values():
+        typer.echo(_line(each))
+    tell(f"{several(len(found), 'member')} in this home")
+
+
+def remove(
+    context: typer.Context, name: Annotated[str, typer.Argument(help="Of a member of this home.", show_default=False)]
+) -> None:
+    """Remove a member from this home, with its weights."""
+    from weft.compose.registry import Registry
+
+    Registry(home_of(context)).remove(name)
+    tell(f"{name} is no member any more")

@@ -1,0 +1,1 @@
+"""Blocks that are trained alone, each as one step of denoising (DiffusionBlocks, BlockTrain), and denoising members."""

@@ -1,0 +1,121 @@
+"""A mixture as a Hugging Face folder of the family mixtral, which transformers, vLLM and llama.cpp compute.
+
+    layers.i.ffn.router               model.layers.i.block_sparse_moe.gate
+    layers.i.ffn.experts.j.gate_up    model.layers.i.block_sparse_moe.experts.j.w1 (gate), w3 (up)
+    layers.i.ffn.experts.j.down       model.layers.i.block_sparse_moe.experts.j.w2
+    all else                          as in a folder of llama or mistral (`weft.model.families`)
+
+These are the names of published checkpoints; transformers 5 puts w1 and w3 together as it loads them. Its router is
+ours: a softmax over all experts, and the likeliest `num_experts_per_tok` share what they have together.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from jaxtyping import Float32
+from msgspec import UNSET
+from safetensors.torch import save_file
+from torch import Tensor
+
+from weft.compose.experts.mixture import BALANCE, MixtureConfig, mixture_layout
+from weft.errors import ConfigError
+from weft.model.families import HfTensor, config_to_hf, hf_tensors
+from weft.model.flat import layout
+from weft.model.weights import FileDtype, whole_folder
+
+_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
+_TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+_DTYPES: dict[FileDtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_THEIRS = {"gate_proj.weight": "w1", "up_proj.weight": "w3", "down_proj.weight": "w2"}
+
+
+def write_mixture(
+    folder: Path,
+    config: MixtureConfig,
+    vector: Float32[Tensor, " num"],
+    tokenizer_json: bytes | None = None,
+    *,
+    stop_id: int | None = None,
+    dtype: FileDtype = "float32",
+) -> None:
+    """Write a mixture as a folder that others load.
+
+    Args:
+        folder: the new folder; must not exist, or be empty.
+        vector: as of `weft.compose.experts.mixture`, on any device.
+        tokenizer_json: bytes of a `tokenizers` file, passed through.
+        stop_id: the token that ends a text.
+        dtype: of the tensors in the file.
+
+    Raises:
+        ConfigError: the folder is taken or cannot be made, the vector belongs to another config, or the model has what
+            no mixtral has.
+        DiskFull: no room; nothing is left behind.
+    """
+    if vector.numel() != mixture_layout(config).num_parameters:
+        raise ConfigError(f"{folder}: the vector of {vector.numel():,} numbers belongs to another config.")
+    tree = mixtral_config(config, dtype=dtype, stop_id=stop_id)
+    given = vector.detach().to("cpu", _DTYPES[dtype])
+    tensors = {each.name: given[each.offset : each.stop].view(each.shape) for each in mixtral_tensors(config)}
+    with whole_folder(folder, last=_CONFIG) as partial:
+        save_file(tensors, partial / _WEIGHTS, metadata={"format": "pt"})
+        if tokenizer_json is not None:
+            (partial / _TOKENIZER).write_bytes(tokenizer_json)
+            settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.model.max_seq_len}
+            _write_json(partial / _TOKENIZER_CONFIG, settings)
+        _write_json(partial / _CONFIG, tree)
+
+
+def mixtral_config(config: MixtureConfig, *, dtype: FileDtype, stop_id: int | None) -> dict[str, Any]:
+    """Return what config.json says.
+
+    Raises:
+        ConfigError: the model has what no mixtral has.
+    """
+    model = config.model
+    for field, has in (
+        ("has_qk_norm", model.has_qk_norm),
+        ("has_qkv_bias", model.has_qkv_bias),
+        ("first_windowed", model.first_windowed is not UNSET),
+    ):
+        if has:
+            raise ConfigError(f"model.{field}: no mixtral has it, so the mixture cannot be exported as one.")
+    tree = config_to_hf(model, dtype=dtype, stop_id=stop_id)
+    tree.pop("attention_bias", None)
+    return tree | {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "sliding_window": None if model.window is UNSET else model.window,
+        "num_local_experts": config.num_experts,
+        "num_experts_per_tok": config.top_k,
+        "router_aux_loss_coef": BALANCE / config.top_k,  # theirs counts each of the k choices as one
+        "output_router_logits": False,
+    }
+
+
+def mixtral_tensors(config: MixtureConfig) -> Iterator[HfTensor]:
+    """Yield their tensors, and where each begins in our vector: together the whole of it, each number once."""
+    plain, there = layout(config.model).spans, {span.name: span.offset for span in mixture_layout(config)}
+    starts = [span.offset for span in plain]
+    for tensor in hf_tensors(config.model):
+        span = plain[bisect_right(starts, tensor.offset) - 1]  # it lies within this one
+        further = tensor.offset - span.offset
+        layer, is_ffn, leaf = span.name.partition(".ffn.")
+        if not is_ffn:
+            yield HfTensor(tensor.name, tensor.shape, there[span.name] + further)
+            continue
+        theirs, _, projection = tensor.name.partition("mlp.")
+        if _THEIRS[projection] == "w1":
+            shape = config.num_experts, config.model.width
+            yield HfTensor(f"{theirs}block_sparse_moe.gate.weight", shape, there[f"{layer}.ffn.router.weight"])
+        for number in range(config.num_experts):
+            name = f"{theirs}block_sparse_moe.experts.{number}.{_THEIRS[projection]}.weight"
+            yield HfTensor(name, tensor.shape, there[f"{layer}.ffn.experts.{number}.{leaf}"] + further)
+
+
+def _write_json(file: Path, tree: dict[str, Any]) -> None:
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(tree), indent=2) + b"\n")

@@ -1,0 +1,190 @@
+"""A member: a trained model and how it came to be, so that others know what it may be put together with.
+
+    folder/ config.json  model.safetensors  tokenizer.json  ...      as `weft export` writes it
+            member.json                                              what this module reads and writes
+
+Weights may be averaged where members began alike (`parent`), and layers put one on the other where members are of one
+space. What was trained on the same text is told by the digests of its shards.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from weft import wire
+from weft.config import Config
+from weft.data.store import DataIndex
+from weft.errors import ConfigError
+from weft.ids import Digest, short
+from weft.model.config import ModelConfig
+
+FORMAT = 1
+MEMBER = "member.json"
+MAX_NBYTES = 8 << 20
+
+_Hex = Annotated[Digest, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+_Name = Annotated[str, Meta(pattern=r"\A[\w][\w.-]{0,63}\Z")]
+_Num = Annotated[int, Meta(ge=0)]
+
+Latents = Literal["none", "previous", "same", "denoise"]
+"""What else than embeddings it has learnt to read: its own outputs, or noisy ones."""
+How = Literal[
+    "trained",
+    "stitch",
+    "one-way",
+    "sauce",
+    "joint",
+    "continued",
+    "identity",
+    "copy",
+    "depth up-scaling",
+    "soup",
+    "mixture",
+]
+
+
+class TextOf(Config, frozen=True, kw_only=True):
+    """A shard of text that it was trained on."""
+
+    digest: _Hex
+    num_tokens: _Num
+
+
+class Origin(Config, frozen=True, kw_only=True):
+    """One thing that was done to make it, the last one last.
+
+    Args:
+        of: digests of the weights of the members that it was made of.
+        tokens: that were read in it.
+        flops: that it took, forward and backward.
+    """
+
+    how: How
+    of: tuple[_Hex, ...] = ()
+    tokens: _Num = 0
+    flops: _Num = 0
+
+
+class Heldout(Config, frozen=True, kw_only=True):
+    """A loss on held-out text: nats per token, over so many tokens, and what names the text."""
+
+    loss: float
+    num_tokens: _Num
+    text: _Hex
+
+
+class Member(Config, frozen=True, kw_only=True):
+    """
+    Args:
+        model: of which weights are, whole: embedding, layers, norm, head.
+        weights: digest of the flat vector.
+        space: whose ends it has; None: its own.
+        parent: digest of the vector that training began with.
+        is_seeded: that vector is random; else it had learnt something.
+        run: that trained it; None: no run of weft.
+        texts: shards that it was trained on; none: they are private, or nobody knows.
+    """
+
+    format: int = FORMAT
+    name: _Name
+    model: ModelConfig
+    weights: _Hex
+    tokenizer: _Hex
+    space: _Hex | None = None
+    seed: _Num = 0
+    parent: _Hex | None = None
+    is_seeded: bool = False
+    run: _Hex | None = None
+    texts: tuple[TextOf, ...] = ()
+    origins: Annotated[tuple[Origin, ...], Meta(max_length=256)] = ()
+    heldout: Heldout | None = None
+    latents: Latents = "none"
+
+    @property
+    def tokens(self) -> int:
+        return sum(each.tokens for each in self.origins)
+
+    @property
+    def flops(self) -> int:
+        return sum(each.flops for each in self.origins)
+
+
+def texts_of(index: DataIndex) -> tuple[TextOf, ...]:
+    return tuple(TextOf(digest=info.digest, num_tokens=info.num_tokens) for info in index.train)
+
+
+def overlap(one: Member, other: Member) -> float | None:
+    """Return the share of one's text that another was trained on, too; None: nobody knows."""
+    if not one.texts or not other.texts:
+        return None
+    both = {each.digest for each in other.texts}
+    total = sum(each.num_tokens for each in one.texts)
+    return sum(each.num_tokens for each in one.texts if each.digest in both) / total
+
+
+def require_one_parent(members: Sequence[Member]) -> None:
+    """
+    Raises:
+        ConfigError: members did not begin alike, so that an average of their weights means nothing.
+    """
+    first = members[0]
+    for each in members[1:]:
+        if each.parent is None or each.parent != first.parent or each.model != first.model:
+            raise ConfigError(
+                f"weights of {first.name} and {each.name} cannot be averaged: they did not begin with the same weights "
+                f"({_called(first.parent)} and {_called(each.parent)}). Ask both together: an ensemble. Or train both "
+                "from one model."
+            )
+
+
+def require_one_tokenizer(members: Sequence[Member]) -> None:
+    """
+    Raises:
+        ConfigError: members read text in different tokens.
+    """
+    for each in members[1:]:
+        if each.tokenizer != members[0].tokenizer:
+            raise ConfigError(
+                f"{members[0].name} and {each.name} have different tokenizers, so their tokens cannot be compared. "
+                "Choose members of one tokenizer."
+            )
+
+
+def _called(digest: str | None) -> str:
+    return "unknown" if digest is None else short(digest)
+
+
+def read_member(folder: Path) -> Member:
+    """Return what a folder says of the member in it.
+
+    Raises:
+        ConfigError: it says nothing, or something else.
+    """
+    file = folder / MEMBER
+    try:
+        if file.stat().st_size > MAX_NBYTES:
+            raise ConfigError(f"{file}: larger than {MAX_NBYTES} bytes, which is no member's.")
+        member = msgspec.json.decode(file.read_bytes(), type=Member)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{folder} is no member: it has no {MEMBER}. `weft compose member MODEL` makes one of a model."
+        ) from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}. Make the member again, or copy it again.") from None
+    if member.format != FORMAT:
+        raise ConfigError(
+            f"{file}: format {member.format}, and this weft reads {FORMAT}. Install the one that wrote it."
+        )
+    return member
+
+
+def member_json(member: Member) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(member), indent=2) + b"\n"
+
+
+def name_of_text(index: DataIndex) -> Digest:
+    """Return what names the held-out text of an index."""
+    return wire.digest("".join(info.digest for info in index.heldout).encode())

@@ -1,0 +1,1 @@
+"""Paths through modules that several paths share (DiPaCo): who trains what, and which path a text takes."""

@@ -1,0 +1,78 @@
+"""`weft compose`: spaces and members from the command line."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from unit.cli.small import Kept, Weft
+from weft.compose.member import Member, read_member
+from weft.compose.space import read_space
+from weft.data.tokenizer import ByteTokenizer
+from weft.model.flat import assemble
+from weft.model.weights import read_folder
+from weft.peer.state.checkpoint import load_model
+from weft.store.chunks import raw
+from weft.wire import digest
+
+
+def test_a_space_has_the_ends_of_a_model(weft: Weft, kept: Kept, tmp_path: Path) -> None:
+    answer = weft("compose", "space", kept.folder, tmp_path / "space")
+    assert (answer.code, answer.out) == (0, f"{tmp_path / 'space'}\n")
+    space = read_space(tmp_path / "space")
+    assert (space.vocab_size, space.width, space.tokenizer) == (257, 16, ByteTokenizer().digest)
+    assert '[model] type = "space"' in answer.err
+    run, _, vector = load_model(kept.folder)
+    assert space.head.equal(assemble(run.model, vector).head_weight)  # the norm's gain is one
+    assert weft("compose", "space", kept.folder, tmp_path / "space").err.count("exists") == 1
+    assert weft("compose", "space", "nosuch", tmp_path / "other").code != 0
+
+
+def test_a_member_says_how_it_came_to_be_and_is_a_folder_that_programs_load(
+    weft: Weft, kept: Kept, tmp_path: Path, home: Path
+) -> None:
+    answer = weft("compose", "member", kept.folder, "--name", "english")
+    folder = home / "members" / "english"
+    assert (answer.code, answer.out) == (0, f"{folder}\n")
+    member = read_member(folder)
+    assert (member.run, member.parent, member.is_seeded) == (kept.run.run, kept.run.initial, True)
+    assert [each.digest for each in member.texts] == [each.digest for each in kept.run.data.train]
+    config, vector = read_folder(folder)
+    assert config == member.model
+    assert digest(raw(vector)) == member.weights
+    assert member.heldout is not None
+    said = weft("eval", kept.folder).out
+    assert f"{member.heldout.loss:.3f}" in said
+    assert weft("eval", folder, "--data", tmp_path / "text.txt").code == 0
+    assert "exists" in weft("compose", "member", kept.folder, "--name", "english").err
+
+
+def test_a_member_is_carried_to_another_machine_and_named_there(weft: Weft, kept: Kept, tmp_path: Path) -> None:
+    assert weft("compose", "member", kept.folder, "--to", tmp_path / "carried").code == 0
+    assert weft("compose", "list").err == "0 members in this home\n"
+    assert weft("compose", "member", tmp_path / "carried", "--name", "theirs").code == 0
+    listed = weft("compose", "list")
+    assert listed.out.startswith("theirs: ")
+    assert listed.err == "1 member in this home\n"
+    (found,) = json.loads(weft("compose", "list", "--json").out)["members"]
+    before = read_member(tmp_path / "carried")
+    assert msgspec.convert(found, Member) == msgspec.structs.replace(before, name="theirs")
+    assert weft("compose", "remove", "theirs").code == 0
+    assert weft("compose", "list").out == ""
+    assert "'theirs' is no member of this home" in weft("compose", "remove", "theirs").err
+
+
+@pytest.mark.parametrize("name", ["a b", "../x", "", "x" * 65])
+def test_a_name_that_could_be_a_place_is_refused(weft: Weft, kept: Kept, name: str) -> None:
+    answer = weft("compose", "member", kept.folder, "--name", name)
+    assert answer.code == 2
+    assert "a member's name has letters" in answer.err
+
+
+def test_a_member_whose_weights_were_left_behind_is_refused(weft: Weft, kept: Kept, tmp_path: Path) -> None:
+    weft("compose", "member", kept.folder, "--to", tmp_path / "carried")
+    (tmp_path / "carried" / "model.safetensors").unlink()
+    assert "holds no weights" in weft("compose", "member", tmp_path / "carried").err
+    (tmp_path / "carried" / "member.json").write_text("{}")
+    assert "cannot be read" in weft("compose", "member", tmp_path / "carried").err

@@ -1,0 +1,45 @@
+"""What a member says of itself, and what it may be put together with."""
+
+import msgspec
+import pytest
+
+from weft.compose.member import Member, Origin, TextOf, overlap, require_one_parent, require_one_tokenizer
+from weft.errors import ConfigError
+from weft.ids import Digest
+from weft.model.config import named
+
+A, B = Digest("aa" * 32), Digest("bb" * 32)
+
+
+def member(name: str, **changes: object) -> Member:
+    made = Member(name=name, model=named("nano", 257, 64), weights=A, tokenizer=A, parent=A)
+    return msgspec.structs.replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_the_overlap_of_texts_is_a_share_of_tokens() -> None:
+    one = member("one", texts=(TextOf(digest=A, num_tokens=30), TextOf(digest=B, num_tokens=10)))
+    other = member("other", texts=(TextOf(digest=B, num_tokens=10),))
+    assert overlap(one, other) == 0.25
+    assert overlap(other, one) == 1.0
+    assert overlap(one, member("silent")) is None
+
+
+def test_weights_are_averaged_of_members_that_began_alike_alone() -> None:
+    require_one_parent([member("one"), member("two", weights=B)])
+    for changes in ({"parent": B}, {"parent": None}, {"model": named("tiny", 257, 64)}):
+        with pytest.raises(ConfigError, match="one and two cannot be averaged"):
+            require_one_parent([member("one"), member("two", **changes)])
+
+
+def test_members_of_other_tokens_are_not_compared() -> None:
+    require_one_tokenizer([member("one"), member("two")])
+    with pytest.raises(ConfigError, match="different tokenizers"):
+        require_one_tokenizer([member("one"), member("two", tokenizer=B)])
+
+
+def test_what_it_took_is_the_sum_of_all_that_was_done() -> None:
+    made = member(
+        "made", origins=(Origin(how="trained", tokens=5, flops=50), Origin(how="one-way", of=(B,), tokens=2, flops=7))
+    )
+    assert (made.tokens, made.flops) == (7, 57)
+    assert msgspec.json.decode(msgspec.json.encode(made), type=Member) == made
