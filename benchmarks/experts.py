@@ -78,9 +78,7 @@ PLACES = {  # of each kind: folders, and how its files' names end there
     "manuals": tuple((f"/usr/share/man/man{number}", "") for number in range(1, 10)),
     "licences": (("/usr/share/common-licenses", ""), ("/usr/share/doc", "/copyright")),
     "settings": tuple(
-        (folder, ending)
-        for folder in ("/usr/share", "/usr/lib", sys.base_prefix)
-        for ending in (".json", ".toml")
+        (folder, ending) for folder in ("/usr/share", "/usr/lib", sys.base_prefix) for ending in (".json", ".toml")
     ),
 }
 REFERENCE = "one model of as much computing"

@@ -15,7 +15,7 @@ from weft.cli.home import find_checkpoint, home_of
 from weft.cli.terminal import WorkLine, say_loading, tell
 from weft.clock import SystemClock
 from weft.errors import ConfigError, DataError
-from weft.ids import several, short
+from weft.ids import Digest, several, short
 from weft.progress import Meter
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _described(name: str, trained: "Trained", home: Path) -> "Member":
         seed=run.seed,
         parent=run.initial,
         is_seeded=run.is_seeded,
-        run=run.run,
+        run=Digest(run.run),
         texts=texts_of(run.data),
         origins=(Origin(how="trained", tokens=tokens, flops=flops),),
         heldout=_heldout(trained, home),
