@@ -35,6 +35,9 @@ from weft.codec.config import (
 )
 from weft.codec.dense import Bf16, Fp32
 from weft.codec.quantize import Int8
+from weft.compose.experts.clusters import Clusters
+from weft.compose.experts.tfidf import Tfidf
+from weft.compose.space import Space
 from weft.data.assign import leases, windows_at
 from weft.data.rows import Packer, words
 from weft.data.store import DataIndex, ShardInfo, ShardStore
@@ -828,6 +831,21 @@ def encoded(chosen: Codec, numbers: list[float]) -> Vector:
     return {"numbers": vector.numpy().astype("<f4").tobytes().hex(), "bytes": data.hex(), "decoded": again.hex()}
 
 
+# --- of members that are put together ---
+
+
+def space() -> Vector:
+    rows = torch.tensor([[1.0, -1.0], [0.5, 2.0], [0.0, 0.0]])
+    found = Space(rows, torch.ones(2), 2 * rows, 1e-5, ByteTokenizer().digest)
+    return {"record": wire.encode(found.record).hex(), "digest": found.digest}
+
+
+def clusters() -> Vector:
+    tfidf = Tfidf(("anchor", "pear"), np.array([1.0, 1.5], np.float32), np.array([[1.0], [-0.5]], np.float32))
+    found = Clusters(tfidf, np.array([[0.25], [-2.0]], np.float32))
+    return {"record": wire.encode(found.record).hex(), "digest": found.digest}
+
+
 VECTORS: dict[str, Callable[[], Vector]] = {
     "text": text,
     "text-opened": text_opened,
@@ -851,6 +869,8 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "work": work,
     "audit-seal": audit_seal,
     "archive": archive,
+    "space": space,
+    "clusters": clusters,
     "group": group,
     "charter": charter,
     "act": act,
