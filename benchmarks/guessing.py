@@ -5,7 +5,8 @@
 
 `code` reads functions of Python's library and writes them again, as a person's editor asks; `prose` tells a story at
 temperature 0.8, where hardly anything can be looked up. Engines with guesses and without take turns on the same
-requests; all must write the same texts where the likeliest token is taken in fp32.
+requests, and are timed until the first text ends; all must write the same texts where the likeliest token is taken in
+fp32.
 """
 
 import argparse
@@ -40,7 +41,11 @@ NONE = "nobody"
 
 @dataclass(frozen=True)
 class Turn:
-    """What one round of requests came to."""
+    """What one round of requests came to.
+
+    Args:
+        tokens_per_s: of all texts, until the first of them ends: then fewer share a step, and a server has others.
+    """
 
     tokens_per_s: float
     tokens_per_step: float  # of a text
@@ -63,16 +68,18 @@ def requests(work: str, num: int, tokenizer: Tokenizer, number: int) -> list[Wan
 
 
 def turn(engine: Engine, wanted: Sequence[Wanted]) -> Turn:
-    async def one(each: Wanted) -> list[int]:
-        return [drawn.token async for drawn in engine.begin(each)]
+    async def one(each: Wanted) -> list[tuple[int, float]]:
+        return [(drawn.token, time.perf_counter()) async for drawn in engine.begin(each)]
 
-    async def together() -> list[list[int]]:
+    async def together() -> list[list[tuple[int, float]]]:
         return list(await asyncio.gather(*map(one, wanted)))
 
     before, began = engine.totals.num_steps, time.perf_counter()
-    texts = asyncio.run(together())
-    took_s = time.perf_counter() - began
-    return Turn(sum(map(len, texts)) / took_s, NUM_TOKENS / (engine.totals.num_steps - before), texts)
+    found = asyncio.run(together())
+    until = min(text[-1][1] for text in found)
+    num = sum(at <= until for text in found for _, at in text)
+    num_steps = engine.totals.num_steps - before
+    return Turn(num / (until - began), NUM_TOKENS / num_steps, [[token for token, _ in text] for text in found])
 
 
 def compare(
