@@ -1,8 +1,10 @@
-"""What every test shares: shapes in signatures are checked while tests run, and no test asserts wall time."""
+"""What every test shares: shapes in signatures are checked while tests of parts run, and no test asserts wall time."""
 
 import gc
 import os
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import jaxtyping
 import pytest
@@ -13,6 +15,8 @@ from budget import *  # noqa: F403  # its hooks
 
 # Several processes test side by side: where the threads of each wait for each other, all of them crawl.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# And where a test asks for more of them: who has nothing to do sleeps, and does not take a core to look for work.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Before any weft module is imported: every annotated function of these rooms checks its tensors' shapes. Elsewhere the
 # checker stumbles over Protocols.
@@ -20,6 +24,10 @@ SHAPED = ["model", "codec", "data.batch"]
 SHAPED += [f"sync.merge.{name}" for name in ("method", "outer", "reduce")]
 SHAPED += [f"peer.state.{name}" for name in ("checkpoint", "carry", "replica")]
 install_import_hook([f"weft.{room}" for room in SHAPED], "beartype.beartype")
+
+UNIT = Path(__file__).parent / "unit"
+TOGETHER = [UNIT / room for room in ("cli", "launch", "library", "peer", "pipeline", "rig", "serve", "texts")]
+STATE = UNIT / "peer" / "state"  # whose shapes are its own
 
 # A slow machine is no fault of the code: hypothesis does not time examples.
 settings.register_profile("weft", deadline=None)
@@ -32,6 +40,18 @@ def shapes_unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(autouse=True)
+def _shapes_of_parts_alone(request: pytest.FixtureRequest) -> None:
+    """Leave it out where parts are put together, too."""
+    if puts_together(request.path):
+        request.getfixturevalue("shapes_unchecked")
+
+
+@cache
+def puts_together(path: Path) -> bool:
+    return any(path.is_relative_to(folder) for folder in TOGETHER) and not path.is_relative_to(STATE)
 
 
 def pytest_collection_finish() -> None:
