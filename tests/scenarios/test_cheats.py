@@ -32,7 +32,7 @@ def out(played: Played) -> list[str]:
 @pytest.mark.parametrize(
     "work",
     [
-        pytest.param(each, marks={"none": (), "noise": pytest.mark.full}.get(each, pytest.mark.slow))
+        pytest.param(each, marks=() if each == "none" else pytest.mark.slow)
         for each in get_args(Way)
         if each not in OF_OPTIMIZERS
     ],
@@ -71,7 +71,7 @@ def test_a_cheat_for_a_while_is_struck_out_for_that_and_comes_to_its_own_steps_a
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("how", ["lazy", "collude"])
+@pytest.mark.parametrize("how", [pytest.param("lazy", marks=pytest.mark.slow), "collude"])
 def test_two_that_stand_by_each_other_are_a_minority_of_five(tmp_path: Path, how: Literal["lazy", "collude"]) -> None:
     faults: tuple[Fault, ...] = (
         Cheat(peer="lab-4", work="none", at_round=2),

@@ -32,6 +32,9 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 SERVE = 16 << 20
 SEQ_LEN = 512
 DEADLINE_S = 120.0
+# Processes of their own, which come from one that has loaded torch and computed nothing.
+FORKED = get_context("forkserver")
+FORKED.set_forkserver_preload([__name__])
 
 
 def resident_nbytes() -> int:
@@ -85,7 +88,7 @@ def drawing_and_said(config: ModelConfig) -> tuple[int, int]:
 @pytest.mark.parametrize("has_adapter", [False, True])
 def test_drawing_answers_takes_what_the_closed_form_says(has_adapter: bool) -> None:
     config = msgspec.structs.replace(MODEL, adapter=AdapterConfig(rank=4)) if has_adapter else MODEL
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, mp_context=FORKED) as pool:
         there, said = pool.submit(drawing_and_said, config).result(DEADLINE_S)
     assert said == pytest.approx(there, rel=0.05)
 
@@ -104,7 +107,7 @@ def test_weights_of_two_rounds_pages_and_a_copy_are_what_the_closed_form_says(ki
         required(kind, CPU)
     except ConfigError as error:
         pytest.skip(str(error))
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, mp_context=FORKED) as pool:
         found = pool.submit(there_and_said, kind, num_stages).result(DEADLINE_S)
     assert len(found) == num_stages
     for there, said in found:
