@@ -103,7 +103,7 @@ def test_the_reduced_search_finds_what_the_whole_one_finds_in_depth(num_members:
 @pytest.fixture(scope="module")
 def walks() -> tuple[Search, list[World]]:
     search = Search(first_base(3, run=OTHER_ORDER), Bounds(num_attempts=3, num_kills=1))
-    return search, search.some_worlds(600)
+    return search, search.some_worlds(300)
 
 
 @pytest.mark.slow

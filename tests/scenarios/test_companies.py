@@ -301,7 +301,7 @@ def test_peers_that_compute_again_on_the_way_back_learn_bit_for_bit_what_others_
 
 @pytest.mark.full
 @pytest.mark.parametrize("order", ["012", *(pytest.param(each, marks=pytest.mark.slow) for each in ("210", "120"))])
-@pytest.mark.parametrize("apart_s", [0.0, 3.0])
+@pytest.mark.parametrize("apart_s", [pytest.param(0.0, marks=pytest.mark.slow), 3.0])
 def test_a_run_goes_on_whose_only_members_of_each_stage_have_all_paused(
     tmp_path: Path, order: str, apart_s: float
 ) -> None:

@@ -56,7 +56,7 @@ def unproven(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.full
 @pytest.mark.parametrize(
     "method",
-    [METHODS[0], pytest.param(FedAvgConfig(every=3, proximal=0.1), marks=pytest.mark.full)],
+    [METHODS[0], pytest.param(FedAvgConfig(every=3, proximal=0.1), marks=pytest.mark.slow)],
     ids=lambda each: type(each).__name__,
 )
 def test_no_honest_step_and_no_honest_part_is_evidence(

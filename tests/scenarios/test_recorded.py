@@ -263,7 +263,7 @@ def refused(proof: WorkProof) -> bool:
     return False
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_who_came_late_can_prove_what_was_counted_of_it(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(trust=RECORDED, num_rounds=100)
 

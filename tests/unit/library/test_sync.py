@@ -84,7 +84,7 @@ def test_who_joins_is_told_what_it_costs_and_may_refuse(tmp_path: Path) -> None:
         AsyncDiLoCoConfig(every=EVERY),
         pytest.param(AutoConfig(), marks=pytest.mark.slow),
         pytest.param(CocktailConfig(), marks=pytest.mark.slow),
-        ChocoConfig(every=EVERY),
+        pytest.param(ChocoConfig(every=EVERY), marks=pytest.mark.slow),
         pytest.param(DPsgdConfig(every=EVERY), marks=pytest.mark.slow),
         pytest.param(NoLoCoConfig(every=EVERY), marks=pytest.mark.slow),
         SparseLoCoConfig(every=EVERY),

@@ -56,6 +56,9 @@ CALLS = Calls({"look": TOOL}, ("look",), "arguments", "<tool_call>\n", "\n", "\n
 KINDS = {"schema": FormWanted(schema=SCHEMA, ends=(END,)), "tool": FormWanted(calls=CALLS, ends=(END,))}
 
 
+QUICK = ((0, 0, "schema"), (9, 2, "schema"), (9, 2, "tool"))  # deaths: tokens, stage and form
+
+
 def of_form(form: FormWanted, num: int = 200, temperature: float = 0.8, **options: object) -> Wanted:
     asked = wanted(PROMPT, num, temperature, **options)
     return replace(asked, stop_ids=form.ends, constraint=FORMS.made(form))
@@ -79,7 +82,9 @@ def text_of(drawn: list[Drawn]) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"frequency": 0.3, "num_likeliest": 2}])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"temperature": 0.0}, marks=pytest.mark.slow), {"frequency": 0.3, "num_likeliest": 2}]
+)
 def test_an_answer_of_a_form_is_that_of_one_machine(kind: str, options: dict[str, Any]) -> None:
     asked, expected = of_form(KINDS[kind], **options), of_one_machine(kind, **options)
     served = Served(kind="exact")
@@ -102,7 +107,7 @@ def test_an_answer_of_a_form_is_that_of_one_machine(kind: str, options: dict[str
 @pytest.mark.parametrize(
     ("num", "stage", "kind"),
     [
-        pytest.param(num, stage, kind, marks=() if (num, stage) in ((0, 0), (9, 2)) else pytest.mark.slow)
+        pytest.param(num, stage, kind, marks=() if (num, stage, kind) in QUICK else pytest.mark.slow)
         for num, stage, kind in product((0, 9), (0, 2), KINDS)
     ],
 )
