@@ -26,7 +26,8 @@ SHAPED += [f"peer.state.{name}" for name in ("checkpoint", "carry", "replica")]
 install_import_hook([f"weft.{room}" for room in SHAPED], "beartype.beartype")
 
 UNIT = Path(__file__).parent / "unit"
-TOGETHER = [UNIT / room for room in ("cli", "launch", "library", "peer", "pipeline", "rig", "serve", "texts")]
+PEERS = tuple(UNIT / room for room in ("cli", "launch", "library", "peer"))
+TOGETHER = (*PEERS, *(UNIT / room for room in ("pipeline", "rig", "serve", "texts")))
 STATE = UNIT / "peer" / "state"  # whose shapes are its own
 
 # A slow machine is no fault of the code: hypothesis does not time examples.
@@ -43,15 +44,22 @@ def shapes_unchecked() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _shapes_of_parts_alone(request: pytest.FixtureRequest) -> None:
+def _of_parts_alone(request: pytest.FixtureRequest) -> None:
     """Leave it out where parts are put together, too."""
-    if puts_together(request.path):
+    if is_in(TOGETHER, request.path) and not is_in((STATE,), request.path):
         request.getfixturevalue("shapes_unchecked")
 
 
+@pytest.fixture(autouse=True)
+def _heard_soon(request: pytest.FixtureRequest) -> None:
+    """Let whole peers tell often how far they are: at the end of a run, however short, they wait to hear it."""
+    if is_in(PEERS, request.path):
+        request.getfixturevalue("monkeypatch").setattr("weft.net.membership.full_mesh.HEARTBEAT_S", 0.5)
+
+
 @cache
-def puts_together(path: Path) -> bool:
-    return any(path.is_relative_to(folder) for folder in TOGETHER) and not path.is_relative_to(STATE)
+def is_in(folders: tuple[Path, ...], path: Path) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
 
 
 def pytest_collection_finish() -> None:
