@@ -84,7 +84,7 @@ def test_size_is_what_nbytes_says_and_decoding_is_close(config: CodecConfig, num
 
 
 @every_codec
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(words=st.lists(finite_words, max_size=70))
 def test_any_finite_vector_has_one_encoding_which_survives_decoding(codec: Codec, words: list[int]) -> None:
     vector = from_words(words)
@@ -96,7 +96,7 @@ def test_any_finite_vector_has_one_encoding_which_survives_decoding(codec: Codec
 
 
 @every_codec
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(num=st.integers(0, 70), data=st.data())
 def test_arbitrary_bytes_are_refused_or_canonical(codec: Codec, num: int, data: st.DataObject) -> None:
     most = codec.nbytes(num)
@@ -124,7 +124,7 @@ def test_random_bytes_of_whole_chunks_are_refused_or_canonical(codec: Codec, num
 
 
 @every_codec
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(words=st.lists(finite_words, min_size=1, max_size=70), data=st.data())
 def test_one_changed_byte_is_refused_or_means_another_vector(
     codec: Codec, words: list[int], data: st.DataObject

@@ -42,9 +42,9 @@ def test_every_part_has_its_seconds_and_all_fit_into_nine_minutes() -> None:
 
 
 def test_a_part_that_takes_too_long_is_cut_off_with_all_it_started_and_keeps_its_rows(tmp_path: Path) -> None:
-    found = played(tmp_path, SLOW, most_s=5.0)
+    found = played(tmp_path, SLOW, most_s=3.0)
     assert found.rows[0] == (("a", 1), "ok")
-    assert found.wrong == ["step: cut off: its 5 s are spent"]
+    assert found.wrong == ["step: cut off: its 3 s are spent"]
     assert has_ended(int(tmp_path.joinpath("step.rows.pid").read_text()))
 
 

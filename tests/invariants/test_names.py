@@ -7,6 +7,7 @@ net/link/rpc.py        a file, from src/weft, from the root of the house, or bes
 
 import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -82,6 +83,14 @@ def stale(text: str, path: Path) -> list[str]:
     return found
 
 
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield what stands in a program on lines of its own, and not what those are made of."""
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for node in getattr(tree, name, ()):
+            yield node
+            yield from statements(node)
+
+
 def said(path: Path) -> str:
     """Return what a file says to whoever reads it: comments and docstrings of a program, all of a page."""
     text = path.read_text(encoding="utf-8")
@@ -89,7 +98,7 @@ def said(path: Path) -> str:
         return text
     docstrings = [
         node.value.value
-        for node in ast.walk(ast.parse(text))
+        for node in statements(ast.parse(text))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     ]
     return "\n".join([*re.findall(r"(?:^|\s)# .*", text), *docstrings])

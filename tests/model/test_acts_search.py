@@ -55,11 +55,12 @@ def test_no_interleaving_commits_two_manifests_where_a_member_is_removed(told: t
 
 
 @pytest.mark.full
-def test_two_acts_for_one_place_are_never_both_committed() -> None:
+@pytest.mark.parametrize("num_attempts", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_two_acts_for_one_place_are_never_both_committed(num_attempts: int) -> None:
     one, other = removal(0), warrant(Ban(peer=BASE.electorate[1], reason=""))
-    search = explored(
-        ReducedSearch(BASE, Bounds(num_attempts=3, num_kills=0), {0: (one,), 1: (other,), 2: (one, other)})
-    )
+    first, second, third = (BASE.electorate.index(rules.leader(BASE, rules.Attempt(each))) for each in range(3))
+    told = {first: (one, other), second: (other,), third: (one,)}
+    search = explored(ReducedSearch(BASE, Bounds(num_attempts=num_attempts, num_kills=0), told))
     assert {manifest.acts for manifest in search.proposed()} == {(one,), (other,)}
 
 

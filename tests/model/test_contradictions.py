@@ -59,7 +59,8 @@ class Forgetful(Witnessing):
     [
         pytest.param(Bounds(num_attempts=3, num_kills=1), marks=pytest.mark.slow),
         pytest.param(Bounds(num_attempts=2, num_kills=1, num_leaves=1), marks=pytest.mark.slow),
-        Bounds(num_attempts=2, num_kills=1),
+        pytest.param(Bounds(num_attempts=2, num_kills=1), marks=pytest.mark.slow),
+        Bounds(num_attempts=2, num_kills=0),
     ],
 )
 def test_no_interleaving_of_two_members_holds_a_contradiction(bounds: Bounds) -> None:

@@ -244,7 +244,9 @@ QUICK = Bounds(num_pages=4, num_rests=0, num_failed=0)
     [
         QUICK,
         QUICK._replace(asked=APART),
-        pytest.param(Bounds(num_pages=4), marks=pytest.mark.full),
+        pytest.param(QUICK._replace(num_rests=1), marks=pytest.mark.full),
+        pytest.param(QUICK._replace(num_failed=1), marks=pytest.mark.full),
+        pytest.param(Bounds(num_pages=4), marks=pytest.mark.slow),
         pytest.param(Bounds(num_pages=6), marks=pytest.mark.slow),
         pytest.param(Bounds(APART, num_pages=5), marks=pytest.mark.slow),
         pytest.param(Bounds(APART, num_pages=6), marks=pytest.mark.slow),

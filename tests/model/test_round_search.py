@@ -25,17 +25,25 @@ def explored(search: Search) -> Search:
     return search
 
 
+WITH_A_KILL = Bounds(num_attempts=2, num_kills=1)
+
+
+@cache  # tests look again at what it has found
+def found(bounds: Bounds, run: str, num_parts: int) -> Search:
+    return explored(ReducedSearch(first_base(3, num_parts, run), bounds))
+
+
 @pytest.mark.parametrize(
     ("bounds", "run"),
     [
-        (Bounds(num_attempts=2, num_kills=1), "00"),
+        (WITH_A_KILL, "00"),
         (Bounds(num_attempts=1, num_kills=1, num_leaves=1), "00"),
         (Bounds(num_attempts=1, num_kills=0, num_leaves=2), OTHER_ORDER),
     ],
     ids=str,
 )
 def test_no_interleaving_commits_two_manifests(bounds: Bounds, run: str) -> None:
-    explored(ReducedSearch(first_base(3, run=run), bounds))
+    found(bounds, run, 1)
 
 
 @pytest.mark.slow
@@ -95,7 +103,7 @@ def test_the_reduced_search_finds_what_the_whole_one_finds_in_depth(num_members:
 @pytest.fixture(scope="module")
 def walks() -> tuple[Search, list[World]]:
     search = Search(first_base(3, run=OTHER_ORDER), Bounds(num_attempts=3, num_kills=1))
-    return search, search.some_worlds(600)
+    return search, search.some_worlds(300)
 
 
 @pytest.mark.slow
@@ -109,20 +117,25 @@ def test_no_interleaving_commits_two_manifests_and_walks_at_random_come_upon_no_
     assert whole.committed() <= reduced.committed()
 
 
-@cache  # two tests look at what it has found
-def with_a_kill(run: str, num_parts: int = 1) -> Search:
-    return explored(ReducedSearch(first_base(3, num_parts, run), Bounds(num_attempts=2, num_kills=1)))
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("run", [pytest.param("00", marks=pytest.mark.slow), OTHER_ORDER])
-def test_every_manifest_counts_each_payload_once_and_only_what_was_announced(run: str) -> None:
-    search = with_a_kill(run)
+@pytest.mark.parametrize(
+    ("run", "num_parts"),
+    [
+        ("00", 1),
+        pytest.param(OTHER_ORDER, 1, marks=pytest.mark.slow),
+        pytest.param(OTHER_ORDER, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_every_manifest_counts_each_payload_once_and_only_what_was_announced_and_merged(
+    run: str, num_parts: int
+) -> None:
+    search = found(WITH_A_KILL, run, num_parts)
     announced = {contribution(search.base, number, life) for number in range(3) for life in range(2)}
     for manifest in search.proposed():
         assert set(manifest.contributions) <= set(map(counted, announced))
         assert len({each.peer for each in manifest.contributions}) == len(manifest.contributions) > 0
         assert manifest.committed_tokens == sum(each.tokens for each in manifest.contributions)
+    assert not miscounted(search)
 
 
 def miscounted(search: Search) -> list[Manifest]:
@@ -142,19 +155,6 @@ def miscounted(search: Search) -> list[Manifest]:
             for part, made in enumerate(manifest.parts)
         )
     ]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("run", "num_parts"),
-    [
-        pytest.param("00", 1, marks=pytest.mark.slow),
-        (OTHER_ORDER, 1),
-        pytest.param(OTHER_ORDER, 2, marks=pytest.mark.slow),
-    ],
-)
-def test_a_result_is_merged_from_what_its_manifest_counts_and_nothing_else(run: str, num_parts: int) -> None:
-    assert not miscounted(with_a_kill(run, num_parts))
 
 
 def test_a_leader_that_plans_anew_after_a_crash_counts_what_was_not_merged(monkeypatch: pytest.MonkeyPatch) -> None:

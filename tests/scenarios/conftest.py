@@ -12,26 +12,39 @@ from scenarios.swarm import Swarm
 from scenarios.theatre import Theatre, make_run_file
 from weft.ids import Digest, PeerId
 from weft.net.node import Node
+from weft.net.transport.limits import Burden
 from weft.peer.messages import Handed
 from weft.run.config import RunFile
 from weft.sim.memo import shared
 from weft.wire import digest
 
+UNCOUNTED: dict[str, Callable[..., Any]] = {
+    "charge": lambda *_: None,
+    "call": lambda _: None,
+    "note": lambda _: None,
+    "pause_s": lambda _: 0.0,
+    "do": lambda _, work: work(),
+    "metered": lambda _, work: work,
+    "read": lambda _, reader: reader.read(),
+}
 Fetched = tuple[PeerId, PeerId, Digest, int]  # who fetched of whom which blob, or was handed it, and its bytes
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")  # of a package without `__init__` all that follows would have it, too
 def _fast() -> Iterator[None]:
     """Leave out what the tests of the parts check, and what takes a third of a swarm's time.
 
     Shapes are not checked. Nothing is flushed to the disk: power cuts are played (`Swarm.cut_power`). What one member
-    has read and found well signed is so for all of the process.
+    has read and found well signed is so for all of the process. What members cost each other in computing is not
+    counted: where time is virtual nothing costs anything (`scenarios.test_shares` lets it cost something).
     """
     jaxtyping.config.update("jaxtyping_disable", True)
     with pytest.MonkeyPatch.context() as patch, shared():
         for name in ("os.fsync", "weft.store.journal._flush"):
             patch.setattr(name, lambda _handle: None)
         patch.setattr("weft.store.rounds._SYNCHRONOUS", "OFF")
+        for name, uncounted in UNCOUNTED.items():
+            patch.setattr(Burden, name, uncounted)
         yield
     jaxtyping.config.update("jaxtyping_disable", False)
 

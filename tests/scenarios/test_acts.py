@@ -152,7 +152,7 @@ SLOW = {
 )
 def test_amended_settings_hold_on_all_members_alike(make_swarm: MakeSwarm, method: Any, amend: Amend) -> None:
     """Whoever was there, joins after it, or comes back from a checkpoint of before it: all hold the same bits."""
-    swarm = make_swarm(num_rounds=16, stewards=BOTH, method=method)
+    swarm = make_swarm(num_rounds=12, stewards=BOTH, method=method)
 
     async def scenario() -> None:
         a, b, c, d = members = await swarm.start("abcd")

@@ -77,7 +77,7 @@ def check(swarm: Swarm, folder: Path, num: int | None = None) -> Report:
 
 
 @pytest.mark.parametrize(
-    "trust", [pytest.param(EXACT, marks=pytest.mark.full), AuditedTrust(audit_rate=1.0)], ids=["exact", "fp32"]
+    "trust", [pytest.param(EXACT, marks=pytest.mark.slow), AuditedTrust(audit_rate=1.0)], ids=["exact", "fp32"]
 )
 def test_all_leases_of_a_run_are_made_again_by_who_was_not_there(
     make: Make, tmp_path: Path, trust: AuditedTrust
@@ -101,7 +101,7 @@ def test_all_leases_of_a_run_are_made_again_by_who_was_not_there(
 def test_work_of_several_leases_and_of_who_was_killed_is_made_again(
     make: Make, tmp_path: Path, method: MethodConfig
 ) -> None:
-    swarm = make(method=method, trust=RARELY, num_rounds=14, num_peers=4)
+    swarm = make(method=method, trust=RARELY, num_rounds=11, num_peers=4)
     works: list[int] = []
 
     async def scenario() -> None:

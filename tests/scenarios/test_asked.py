@@ -77,7 +77,7 @@ def of_whole(run: StagedConfig, copies: Copies, round: int) -> list[int]:
 def test_text_is_of_one_round_while_training_goes_on_and_somebody_dies(
     tmp_path: Path, copies: Copies, is_tied: bool
 ) -> None:
-    run = sealed(tmp_path, num_steps=30, is_tied=is_tied)
+    run = sealed(tmp_path, num_steps=18, is_tied=is_tied)
     assert isinstance(run.config, StagedConfig)
     config = run.config
     found: list[tuple[int, list[int]]] = []
@@ -96,7 +96,7 @@ def test_text_is_of_one_round_while_training_goes_on_and_somebody_dies(
                 found.append((round, tokens))
                 await asyncio.sleep(2)
         await done(machines)
-        assert max(len(each.seen(RoundCommitted)) for each in machines) >= 20
+        assert max(len(each.seen(RoundCommitted)) for each in machines) >= 12
 
     play(run, tmp_path, work, train_s=0.05, serve_nbytes=1 << 20)
     assert len({round for round, _ in found}) > 1
@@ -162,7 +162,7 @@ def test_rounds_with_texts_beside_are_those_without_to_the_bit(tmp_path: Path, c
     for nbytes in (0, 1 << 20):
         root = tmp_path / str(nbytes)
         root.mkdir()
-        run = sealed(root, num_steps=24)
+        run = sealed(root, num_steps=10)
 
         async def work(house: House, nbytes: int = nbytes) -> None:
             nonlocal num_texts
@@ -191,7 +191,7 @@ def test_rounds_with_texts_beside_are_those_without_to_the_bit(tmp_path: Path, c
 def test_a_text_and_training_go_on_where_a_member_of_its_path_pauses_leaves_or_moves(
     tmp_path: Path, copies: Copies, how: str
 ) -> None:
-    run = sealed(tmp_path, num_steps=40)
+    run = sealed(tmp_path, num_steps=18)
     assert isinstance(run.config, StagedConfig)
     found: list[tuple[int, list[int]]] = []
 
@@ -216,7 +216,7 @@ def test_a_text_and_training_go_on_where_a_member_of_its_path_pauses_leaves_or_m
             await asyncio.sleep(5)
             company.pausing.want_no_more("on request")
         await done(machines)
-        assert max(len(each.seen(RoundCommitted)) for each in machines) >= 30
+        assert max(len(each.seen(RoundCommitted)) for each in machines) >= 14
 
     play(run, tmp_path, work, train_s=0.05, serve_nbytes=1 << 20)
     ((round, tokens),) = found

@@ -72,7 +72,7 @@ def of_model(swarm: Swarm, vector: torch.Tensor) -> list[int]:
 def test_a_text_is_of_one_rounds_model_and_goes_on_though_who_draws_it_is_killed(
     make_swarm: MakeSwarm, copies: Copies
 ) -> None:
-    swarm = make_swarm(num_rounds=60, num_peers=3, learns=True)
+    swarm = make_swarm(num_rounds=20, num_peers=3, learns=True)
     found: list[tuple[int, list[int]]] = []
 
     async def scenario() -> None:
@@ -103,7 +103,7 @@ def test_a_text_is_of_one_rounds_model_and_goes_on_though_who_draws_it_is_killed
 def test_an_answer_of_a_form_is_of_that_form_though_who_draws_it_is_killed(
     make_swarm: MakeSwarm, copies: Copies
 ) -> None:
-    swarm = make_swarm(num_rounds=60, num_peers=3, learns=True)
+    swarm = make_swarm(num_rounds=20, num_peers=3, learns=True)
     vocabulary = Vocabulary(swarm.sealed.tokenizer)
     form = Forms(vocabulary, swarm.run_config.model.vocab_size).made(FormWanted(schema={"enum": ["red", "green"]}))
     answers = list[str]()

@@ -23,7 +23,7 @@ def num_counted(swarm: Swarm, member: Member) -> int:
     "has_even_leases", [pytest.param(True, marks=pytest.mark.slow), False], ids=["even", "by speed"]
 )
 def test_who_is_slow_delays_nobody_and_is_counted_when_it_is_done(make_swarm: MakeSwarm, has_even_leases: bool) -> None:
-    swarm = make_swarm(num_rounds=30, num_peers=4, method=METHOD, has_even_leases=has_even_leases)
+    swarm = make_swarm(num_rounds=18, num_peers=4, method=METHOD, has_even_leases=has_even_leases)
     fast: list[Member] = []
     slow: list[Member] = []
 

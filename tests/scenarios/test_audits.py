@@ -74,8 +74,8 @@ def doubts(swarm: Swarm, but: str = "") -> list[WorkDoubted]:
 
 
 @pytest.mark.parametrize("method", SOME, ids=lambda each: type(each).__name__)
-def test_honest_work_is_audited_and_found_equal(make_swarm: MakeSwarm, method: MethodConfig) -> None:
-    swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=6, num_peers=3, learns=True)
+def test_honest_work_and_honest_parts_are_audited_and_found_equal(make_swarm: MakeSwarm, method: MethodConfig) -> None:
+    swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=5, num_peers=3, learns=True)
 
     async def scenario() -> None:
         members = await swarm.start("abc")
@@ -86,6 +86,9 @@ def test_honest_work_is_audited_and_found_equal(make_swarm: MakeSwarm, method: M
     assert doubts(swarm) == []
     assert {audit.distance for audit in audits(swarm)} == {0.0}  # one machine: to the last bit
     assert [event for life in swarm.lives for event in life.seen(AuditorDoubted)] == []
+    merged = [event for life in swarm.lives for event in life.seen(MergeAudited)]
+    assert {event.member for event in merged} == {swarm.member(name).id for name in "abc"}
+    assert of_merging(swarm) == []
 
 
 def test_honest_work_in_exact_numbers_is_found_equal(make_swarm: MakeSwarm) -> None:
@@ -198,7 +201,7 @@ def play(swarm: Swarm, why: str) -> None:
     ],
 )
 def test_who_computes_something_else_is_struck_out(make_swarm: MakeSwarm, way: Way) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=6, num_peers=4, learns=True)
     made = count()
     swarm.make_trainer = lambda *given: (always(way) if next(made) == 3 else Trainer)(*given)
     play(swarm, r"done again what it says it has done|refuse this key")
@@ -208,7 +211,7 @@ def test_who_computes_something_else_is_struck_out(make_swarm: MakeSwarm, way: W
 
 @pytest.mark.full
 def test_who_moves_some_numbers_far_to_hide_what_it_does_to_the_others_is_struck_out(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=6, num_peers=4, learns=True)
     made = count()
     swarm.make_trainer = lambda *given: (Levered if next(made) == 3 else Trainer)(*given)
     play(swarm, r"done again what it says it has done|refuse this key")
@@ -221,7 +224,7 @@ def test_who_rests_on_a_state_that_steps_do_not_change_is_struck_out_by_whatever
 ) -> None:
     """All of its steps but two are right, but no training leads from where the run is to where they are."""
     method = DiLoCoConfig(every=8, codec=Int8Config())
-    swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
+    swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=6, num_peers=4, learns=True)
     made, d = count(), swarm.member("d")
 
     def make_trainer(*given: Any) -> Trainer:
@@ -271,7 +274,7 @@ def test_one_bit_of_a_state_is_enough_in_exact_numbers(make_swarm: MakeSwarm) ->
 def test_who_brings_more_than_its_steps_came_to_is_struck_out(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=5, num_peers=4, learns=True)
     bring_more(monkeypatch, lambda carry: carry is swarm.member("d").life.peer._carry, 2.0)
     play(swarm, r"done again what it says it has done|refuse this key")
     assert struck_out(swarm) == "its payload is not what its training steps came to"
@@ -281,7 +284,7 @@ def test_who_brings_more_than_its_steps_came_to_is_struck_out(
 def test_who_goes_on_from_parameters_of_its_own_is_struck_out(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=7, num_peers=4, learns=True)
     begin = Trace.begin
 
     def stale(trace: Trace, head: Manifest, holder: PeerId) -> None:
@@ -298,7 +301,7 @@ def test_who_goes_on_from_parameters_of_its_own_is_struck_out(
 def test_who_gives_auditors_no_answer_is_removed_with_the_third_round(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=9, num_peers=4, learns=True)
     answer = Worker._on_request
 
     async def silent(worker: Worker, peer: PeerId, request: AuditRequest) -> AuditAnswer:
@@ -315,11 +318,11 @@ def test_who_gives_auditors_no_answer_is_removed_with_the_third_round(
 
 @pytest.mark.full
 def test_one_that_accuses_all_is_believed_by_nobody(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=12, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=8, num_peers=4, learns=True)
 
     async def scenario() -> None:
         a, _, _, d = members = await swarm.start("abcd")
-        for round in range(2, 8):
+        for round in range(2, 6):
             await swarm.round(d, round)
             audited = d.life.peer._audits
             for each in d.life.peer.head.contributions:
@@ -341,22 +344,10 @@ def of_merging(swarm: Swarm, but: str = "") -> list[MergeDoubted]:
     return [event for life in swarm.lives if life.member.name != but for event in life.seen(MergeDoubted)]
 
 
-def test_parts_are_merged_again_by_others_and_found_equal(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=6, num_peers=3, learns=True)
-
-    async def scenario() -> None:
-        one_replica(await swarm.done(*await swarm.start("abc")))
-
-    swarm.run(scenario)
-    merged = [event for life in swarm.lives for event in life.seen(MergeAudited)]
-    assert {event.member for event in merged} == {swarm.member(name).id for name in "abc"}
-    assert of_merging(swarm) == []
-
-
 def test_where_all_merge_for_themselves_no_owner_is_audited(make_swarm: MakeSwarm) -> None:
     """Nobody writes down what was brought, so nobody could show it."""
     method = Choices(every=2, send="delta", apply=NesterovConfig(), codec=Int8Config(), merged_by="all")
-    swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=8, num_peers=3, learns=True)
+    swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=5, num_peers=3, learns=True)
 
     async def scenario() -> None:
         one_replica(await swarm.done(*await swarm.start("abc")))
@@ -371,7 +362,7 @@ def test_where_all_merge_for_themselves_no_owner_is_audited(make_swarm: MakeSwar
 def test_an_owner_that_merges_something_else_is_struck_out(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, num: int | None
 ) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=5, num_peers=4, learns=True)
     reply, false = RoundMerger._reply, slice(num)
 
     def lie(merger: RoundMerger, work: Any, mean: torch.Tensor) -> Any:
@@ -393,7 +384,7 @@ def test_an_owner_that_tells_a_bare_majority_what_it_has_merged_is_struck_out(
 ) -> None:
     """Of such parts no block shows anything, so all others have to look."""
     method = FedAvgConfig(every=2, codec=Fp8Config())
-    swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=12, num_peers=4, learns=True)
+    swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=5, num_peers=4, learns=True)
     reply = RoundMerger._reply
 
     def lie(merger: RoundMerger, work: Any, mean: torch.Tensor) -> Any:
@@ -415,7 +406,7 @@ def test_who_brings_the_same_work_again_is_not_counted_again(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Signed otherwise it has another name, its steps are right, and nobody makes any more."""
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=6, num_peers=4, learns=True)
     announce, kept, number, known = RoundDriver.announce, list[Any](), count(2), Trace.known
 
     def shown(trace: Trace, name: Digest) -> Any:
@@ -486,7 +477,7 @@ def test_an_owner_that_shows_nobody_what_it_has_merged_is_removed_with_the_third
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it brings to its own part nobody else has."""
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=9, num_peers=4, learns=True)
     only_shown(monkeypatch, lambda part, _peer, _wanted: not is_of(part, swarm, "d"))
     play(swarm, "it did not show auditors")
     enacted = swarm.member("a").life.seen(ActEnacted)
@@ -498,7 +489,7 @@ def test_an_owner_that_shows_nobody_what_it_has_merged_is_removed_with_the_third
 def test_an_owner_that_was_killed_shows_what_it_had_merged(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=14, num_peers=3, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=9, num_peers=3, learns=True)
     alone = [False]
     only_shown(monkeypatch, lambda part, _peer, _wanted: not alone[0] or is_of(part, swarm, "c"))
 
@@ -557,7 +548,7 @@ def test_a_leader_can_lay_no_result_at_another_ones_door(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What an owner is not heard to say itself is nothing that it is judged by."""
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=12, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=5, num_peers=4, learns=True)
     told = RoundDriver.told.fget
 
     def other(driver: RoundDriver) -> Any:
@@ -578,7 +569,7 @@ def test_a_leader_can_lay_no_result_at_another_ones_door(
 @pytest.mark.parametrize("method", FIRST, ids=lambda each: type(each).__name__)
 def test_who_is_late_or_killed_or_stops_is_found_honest(make_swarm: MakeSwarm, method: MethodConfig) -> None:
     """What one round did not count goes on in the next lease, from the same distance to other parameters."""
-    swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=14, num_peers=4, learns=True)
+    swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
 
     async def scenario() -> None:
         a, b, c, d = members = await swarm.start("abcd")
@@ -654,7 +645,7 @@ def killed_and_back(swarm: Swarm, begin: Callable[[bool], None]) -> None:
 def test_members_that_were_killed_do_the_audits_that_they_were_drawn_for(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=12, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=10, num_peers=4, learns=True)
     made, false = count(), list[OneLease]()
 
     def make_trainer(*given: Any) -> Trainer:

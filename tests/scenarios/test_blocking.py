@@ -67,7 +67,7 @@ def test_who_does_not_ask_for_it_stops_nobody_and_is_told_both_figures(make_swar
 
 @pytest.mark.full
 def test_members_wait_for_who_asks_until_it_is_in_and_then_go_on(make_swarm: MakeSwarm) -> None:
-    swarm = small(make_swarm, num_rounds=16)
+    swarm = small(make_swarm, num_rounds=13)
 
     async def scenario() -> None:
         members = await run_of(swarm, "abc")

@@ -226,7 +226,7 @@ class Split:
 def test_where_who_brings_it_dies_another_does_and_its_return_changes_nothing(
     make_swarm: MakeSwarm, returns: bool
 ) -> None:
-    swarm = make_swarm(num_rounds=26, num_peers=5)
+    swarm = make_swarm(num_rounds=18, num_peers=5)
     split = Split(swarm)
 
     async def scenario() -> None:
@@ -303,7 +303,7 @@ def test_two_splits_are_healed_one_after_the_other(make_swarm: MakeSwarm) -> Non
 def test_who_claims_a_quintillion_tokens_and_brings_a_vector_a_million_times_too_long_weighs_as_any_other(
     make_swarm: MakeSwarm,
 ) -> None:
-    swarm = make_swarm(num_rounds=26, num_peers=5)
+    swarm = make_swarm(num_rounds=18, num_peers=5)
     split = Split(swarm)
 
     async def scenario() -> None:

@@ -43,7 +43,7 @@ class Played:
         patch: pytest.MonkeyPatch,
         method: Choices,
         times: float,
-        num_rounds: int = 16,
+        num_rounds: int = 9,
         trust: AuditedTrust = ALWAYS,
     ) -> None:
         self.swarm = make_swarm(method=method, trust=trust, num_rounds=num_rounds, num_peers=4, learns=True)
@@ -85,7 +85,7 @@ class Played:
         return self
 
 
-MakeClean = Callable[[Choices], Played]
+MakeClean = Callable[..., Played]
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +93,13 @@ def make_clean(tmp_path_factory: pytest.TempPathFactory) -> MakeClean:
     """Play runs in which d brings nothing to the round that it lies in, and is struck out for it as well."""
     known = dict[Choices, Played]()
 
-    def make(method: Choices) -> Played:
+    def make(method: Choices, **given: int) -> Played:
         if method not in known:
             root = tmp_path_factory.mktemp("clean")
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("weft.peer.loop.evaluate.SAMPLE_TOKENS", 4)
-                known[method] = Played(lambda **given: Swarm(root / "swarm", **given), patch, method, 0.0).play()
+                made = Played(lambda **fields: Swarm(root / "swarm", **fields), patch, method, 0.0, **given)
+                known[method] = made.play()
         return known[method]
 
     return make
@@ -144,8 +145,8 @@ def taken_out(swarm: Swarm) -> list[WorkTakenOut]:
 def test_a_momentum_forgets_a_false_work_two_rounds_later(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, make_clean: MakeClean
 ) -> None:
-    clean = make_clean(NESTEROV)
-    played = Played(make_swarm, monkeypatch, NESTEROV, TIMES).play()
+    clean = make_clean(NESTEROV, num_rounds=12)
+    played = Played(make_swarm, monkeypatch, NESTEROV, TIMES, num_rounds=12).play()
     (out,) = played.countered_in
     moved = (played.models[FALSE] - clean.models[FALSE]).norm()
     left = [(played.models[round] - clean.models[round]).norm() / moved for round in (out - 1, out + 2, out + 8)]
@@ -180,7 +181,7 @@ def test_a_false_work_is_taken_out_once_where_that_round_is_made_again(
 def test_a_false_work_stays_where_nobody_has_kept_what_it_takes(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played = Played(make_swarm, monkeypatch, PLAIN, TIMES, num_rounds=24)
+    played = Played(make_swarm, monkeypatch, PLAIN, TIMES, num_rounds=18)
     part, fetch = Kept.part, Payloads.from_any
 
     def lost(kept: Kept, wanted: Digest) -> Any:
@@ -234,11 +235,11 @@ def test_a_false_work_stays_where_rounds_are_merged_by_another_rule(
 def test_who_joined_since_takes_it_out_of_its_part_too(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has nothing of what was brought, and fetches that by names that follow from the charter."""
     trust = replace(ALWAYS, quarantine=0)  # it has a part at once
-    played = Played(make_swarm, monkeypatch, replace(PLAIN, codec=Int8Config()), TIMES, num_rounds=20, trust=trust)
+    played = Played(make_swarm, monkeypatch, replace(PLAIN, codec=Int8Config()), TIMES, num_rounds=12, trust=trust)
     swarm, recalled = played.swarm, Counters._recalled
 
     def later(counters: Counters) -> Any:
-        return recalled(counters) if counters._rounds.chain.head.round >= FALSE + 8 else iter(())
+        return recalled(counters) if counters._rounds.chain.head.round >= FALSE + 5 else iter(())
 
     monkeypatch.setattr(Counters, "_recalled", later)
 

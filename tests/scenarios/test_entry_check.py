@@ -54,7 +54,7 @@ def come(
 
 @pytest.mark.parametrize("check", [3, pytest.param(0, marks=pytest.mark.full)])
 def test_a_newcomer_makes_some_leases_of_others_again_before_its_own(make_swarm: MakeSwarm, check: int) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=FP32, num_rounds=12, num_peers=3, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=FP32, num_rounds=9, num_peers=3, learns=True)
     life = come(swarm, check)
     looked, trained = life.times(WorkAudited), life.times(StepDone)
     assert len(looked) == check
@@ -78,7 +78,7 @@ def test_nobody_waits_while_a_slow_machine_looks(make_swarm: MakeSwarm) -> None:
 
 @pytest.mark.full
 def test_in_exact_numbers_a_newcomer_does_not_join_a_run_that_counts_false_work(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(method=METHODS[2], trust=EXACT, num_rounds=12, num_peers=3, learns=True)
+    swarm = make_swarm(method=METHODS[2], trust=EXACT, num_rounds=9, num_peers=3, learns=True)
     life = come(swarm, 64, liar="c")
     liar = swarm.member("c").id
     with pytest.raises(PeerError, match=f"{liar} has not done"):
@@ -91,7 +91,7 @@ def test_in_exact_numbers_a_newcomer_does_not_join_a_run_that_counts_false_work(
 
 @pytest.mark.full
 def test_where_machines_round_differently_a_difference_is_a_warning(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=FP32, num_rounds=12, num_peers=3, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=FP32, num_rounds=9, num_peers=3, learns=True)
     life = come(swarm, 64, liar="c")
     assert {doubt.member for doubt in life.seen(WorkDoubted)} == {swarm.member("c").id}
     assert {audit.member for audit in life.seen(WorkAudited)} == {swarm.member(name).id for name in "ab"}
@@ -100,7 +100,7 @@ def test_where_machines_round_differently_a_difference_is_a_warning(make_swarm: 
 
 @pytest.mark.full
 def test_a_machine_that_rounds_unlike_the_others_is_told_how_far_and_joins(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=FP32, num_rounds=12, num_peers=3, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=FP32, num_rounds=9, num_peers=3, learns=True)
     life = come(swarm, 6, newcomer=longer(1e-4))
     (unlike,) = life.seen(RoundsUnlike)
     assert unlike.distance == pytest.approx(1e-4, rel=0.1)
@@ -113,7 +113,7 @@ def test_a_machine_that_rounds_unlike_the_others_is_told_how_far_and_joins(make_
 
 @pytest.mark.full
 def test_a_machine_that_comes_near_to_nobody_does_not_join(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=FP32, num_rounds=12, num_peers=3, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=FP32, num_rounds=9, num_peers=3, learns=True)
     life = come(swarm, 6, newcomer=longer(1e-3))
     with pytest.raises(PeerError, match="this machine computes otherwise than theirs do"):
         life.task.result()

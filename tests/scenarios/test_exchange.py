@@ -66,8 +66,7 @@ def test_each_takes_every_payload_once_and_no_result(make_swarm: MakeSwarm, fetc
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "name",
-    ["sparse", "streaming", *(pytest.param(name, marks=pytest.mark.slow) for name in ("delta", "gradient", "async"))],
+    "name", ["streaming", *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name != "streaming")]
 )
 def test_one_dies_in_the_middle_of_a_round_and_another_joins(make_swarm: MakeSwarm, name: str) -> None:
     swarm = make_swarm(method=METHODS[name], num_rounds=9)

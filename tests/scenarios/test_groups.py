@@ -137,7 +137,7 @@ def has_group(message: Any) -> bool:
     ],
 )
 def test_an_aggregator_dies_and_what_it_was_brought_is_counted_once(make_swarm: MakeSwarm, when: str) -> None:
-    swarm = start_of(make_swarm, num_rounds=12)
+    swarm = start_of(make_swarm, num_rounds=10)
     announced: set[PeerId] = set()
 
     def is_moment(life: Life, _to: PeerId, message: Any) -> bool:
@@ -207,7 +207,7 @@ def test_an_aggregator_sends_what_was_decided_to_two_leaves_and_the_others_have_
 
     monkeypatch.setattr(Payloads, "_fetch", noting)
     names = "abcdefghijklm"
-    swarm = make_swarm(num_rounds=12, num_peers=len(names), electors=3)
+    swarm = make_swarm(num_rounds=10, num_peers=len(names), electors=3)
 
     async def scenario() -> None:
         members = await swarm.start(names)
@@ -231,7 +231,7 @@ def test_an_aggregator_sends_what_was_decided_to_two_leaves_and_the_others_have_
 @pytest.mark.full
 def test_a_full_aggregator_sends_leaves_on(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.peer.group.groups.MAX_GROUP", 3)
-    swarm = start_of(make_swarm)
+    swarm = start_of(make_swarm, num_rounds=6)
 
     async def scenario() -> None:
         members = await swarm.start(NAMES)
@@ -249,7 +249,7 @@ def test_a_full_aggregator_sends_leaves_on(make_swarm: MakeSwarm, monkeypatch: p
 
 @pytest.mark.full
 def test_who_joins_a_full_electorate_trains_along_within_some_rounds(make_swarm: MakeSwarm) -> None:
-    swarm = start_of(make_swarm, num_rounds=10)
+    swarm = start_of(make_swarm, num_rounds=8)
 
     async def scenario() -> None:
         members = await swarm.start(NAMES[:-1])
@@ -267,7 +267,7 @@ def test_who_joins_a_full_electorate_trains_along_within_some_rounds(make_swarm:
 
 @pytest.mark.full
 def test_an_aggregator_that_is_paused_lets_its_leaves_go_and_they_lose_nothing(make_swarm: MakeSwarm) -> None:
-    swarm = start_of(make_swarm, num_rounds=14)
+    swarm = start_of(make_swarm, num_rounds=12)
 
     async def scenario() -> None:
         members = await swarm.start(NAMES)

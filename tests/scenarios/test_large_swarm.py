@@ -110,7 +110,7 @@ def test_one_liar_removes_nobody(hall):
         await asyncio.sleep(10)
         liar, victim = hall.seats[5], hall.seats[20]
         gossip = liar.membership._gossip
-        for _ in range(10):
+        for _ in range(4):
             claim = accuse(liar.node.passport.identity, liar.node.run, gossip.members.entries[victim.id].life)
             for peer in liar.node.peers:
                 liar.node.post(peer, News(claims=(claim.proof,)))

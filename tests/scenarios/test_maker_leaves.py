@@ -22,7 +22,7 @@ def named_on(ticket: str, swarm: Swarm) -> list[Member]:
 
 @pytest.mark.full
 def test_a_run_outlives_its_maker_and_the_end_of_all_its_members(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(num_rounds=24)
+    swarm = make_swarm(num_rounds=14)
 
     async def scenario() -> None:
         a, b, c = await swarm.start("abc", settings=settings(1.0))

@@ -128,6 +128,9 @@ CHEATS = {
 }
 
 
+QUICK, FULL = "noise goes on", ("zeros go back", "one of four")
+
+
 async def until_struck_out(machines: list[Machine]) -> None:
     while len({event.subject for event in seen(machines, ActEnacted)}) < 1:  # type: ignore[attr-defined]  # noqa: ASYNC110
         await asyncio.sleep(0.1)
@@ -135,7 +138,11 @@ async def until_struck_out(machines: list[Machine]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "noise goes on" else pytest.param(name, marks=pytest.mark.full) for name in CHEATS]
+    "name",
+    [
+        pytest.param(name, marks=() if name == QUICK else pytest.mark.full if name in FULL else pytest.mark.slow)
+        for name in CHEATS
+    ],
 )
 def test_who_passes_something_else_on_or_back_is_struck_out_by_the_others_of_its_stage(
     tmp_path: Path, name: str
@@ -179,7 +186,7 @@ def test_of_honest_members_nobody_is_doubted_whoever_dies_and_comes_back(tmp_pat
         again = [house.start(machine.name) for machine in machines[3:6]]
         await done([*machines, *again])
 
-    house = play(sealed(tmp_path, num_steps=40, trust=OFTEN), tmp_path, work)
+    house = play(sealed(tmp_path, num_steps=30, trust=OFTEN), tmp_path, work)
     assert any(machine.seen(PassageAudited) for machine in house.machines[9:]), "who came back looks, too"
     told = [each for machine in house.machines for each in machine.seen(PassageAudited)]
     assert len(told) > 50
@@ -258,7 +265,7 @@ def test_who_accuses_others_of_what_is_right_is_heard_three_times(tmp_path: Path
         lookout._distance = nothing_is_right  # type: ignore[method-assign, assignment]
         await done(machines)
 
-    house = play(sealed(tmp_path, num_steps=12, trust=OFTEN), tmp_path, work)
+    house = play(sealed(tmp_path, num_steps=8, trust=OFTEN), tmp_path, work)
     accuser, others = apart(house.machines, Accuser)
     assert not seen(house.machines, ActEnacted)
     assert {event.accuser for event in seen(others, AccuserDoubted)} == {accuser.id}  # type: ignore[attr-defined]
@@ -270,7 +277,7 @@ def test_of_two_members_one_finds_a_difference_and_nobody_is_struck_out(tmp_path
     async def work(house: House) -> None:
         await done(company(house, 1, cheating(on=noise), num=2))
 
-    house = play(sealed(tmp_path, num_steps=10, trust=OFTEN), tmp_path, work)
+    house = play(sealed(tmp_path, num_steps=6, trust=OFTEN), tmp_path, work)
     cheat, others = apart(house.machines)
     assert {event.member for event in seen(others, PassageDoubted)} == {cheat.id}  # type: ignore[attr-defined]
     assert not seen(house.machines, ActEnacted)

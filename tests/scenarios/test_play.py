@@ -134,7 +134,7 @@ def test_a_run_begins_with_its_electorate_and_counts_the_work_of_all_others_thro
 
 @pytest.mark.full
 def test_a_clock_on_the_wall_that_is_an_hour_off_changes_nothing(theatre: Theatre) -> None:
-    right = theatre()
+    right = theatre.calm()
     wrong = theatre(more=(), clock_skew_s=3600.0)
     assert [msgspec.structs.asdict(event) for event in theatre.commits(wrong.machines[0])]
     assert (right.took_s, right.machines) == (wrong.took_s, wrong.machines)

@@ -53,7 +53,7 @@ def counted(swarm: Swarm, peer: PeerId) -> list[tuple[Round, Digest]]:
 @pytest.mark.full
 @pytest.mark.parametrize("method", SOME, ids=lambda each: type(each).__name__)
 def test_an_honest_newcomers_works_count_later_and_none_is_lost(make_swarm: MakeSwarm, method: MethodConfig) -> None:
-    swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=20, num_peers=4, learns=True)
+    swarm = make_swarm(method=method, trust=ALWAYS, num_rounds=15, num_peers=4, learns=True)
 
     async def scenario() -> None:
         members = await swarm.start("abc")
@@ -80,7 +80,7 @@ def test_an_honest_newcomers_works_count_later_and_none_is_lost(make_swarm: Make
 class Newcomer:
     """A run that d joins, and to which it brings a multiple of its update; nobody's steps depend on the parameters."""
 
-    def __init__(self, make_swarm: MakeSwarm, patch: pytest.MonkeyPatch, times: float, num_rounds: int = 12) -> None:
+    def __init__(self, make_swarm: MakeSwarm, patch: pytest.MonkeyPatch, times: float, num_rounds: int = 8) -> None:
         self.swarm = make_swarm(method=PLAIN, trust=ALWAYS, num_rounds=num_rounds, num_peers=4, learns=True)
         self.swarm.make_trainer = ByChance
         self.models: dict[Round, Tensor] = {}  # the outer parameters after each round
@@ -133,7 +133,7 @@ def test_a_newcomer_that_lies_moves_no_parameter(make_swarm: MakeSwarm, tmp_path
 def test_a_newcomer_that_shows_auditors_nothing_is_counted_nothing(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Newcomer(make_swarm, monkeypatch, 30.0, num_rounds=24)
+    found = Newcomer(make_swarm, monkeypatch, 30.0, num_rounds=10)
     answer = Worker._on_request
 
     async def silent(worker: Worker, peer: PeerId, request: AuditRequest) -> AuditAnswer:
@@ -156,7 +156,7 @@ def test_a_newcomer_that_shows_auditors_nothing_is_counted_nothing(
 
 @pytest.mark.full
 def test_where_no_quarantine_is_asked_for_a_newcomer_counts_at_once(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=replace(ALWAYS, quarantine=0), num_rounds=10, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=replace(ALWAYS, quarantine=0), num_rounds=7, num_peers=4, learns=True)
 
     async def scenario() -> None:
         members = await swarm.start("abc")
@@ -173,7 +173,7 @@ def test_where_no_quarantine_is_asked_for_a_newcomer_counts_at_once(make_swarm: 
 @pytest.mark.full
 def test_what_waits_when_a_member_leaves_waits_anew_and_counts(make_swarm: MakeSwarm) -> None:
     """Parts are cut otherwise then: it is other bytes."""
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=16, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=15, num_peers=4, learns=True)
 
     async def scenario() -> None:
         a, b, c, e = await swarm.start("abce")
@@ -196,7 +196,7 @@ def test_what_waits_when_a_member_leaves_waits_anew_and_counts(make_swarm: MakeS
 
 @pytest.mark.full
 def test_where_no_settled_member_stays_newcomers_go_on(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=16, num_peers=4, learns=True)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=9, num_peers=4, learns=True)
 
     async def scenario() -> None:
         founders = await swarm.start("ab")

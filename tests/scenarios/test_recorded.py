@@ -206,7 +206,7 @@ def test_more_newcomers_than_members_that_are_given_a_false_state_replace_nobody
 
 @pytest.mark.full
 def test_who_gave_a_false_state_is_asked_no_more_where_another_has_one(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(trust=RECORDED, num_rounds=60)
+    swarm = make_swarm(trust=RECORDED, num_rounds=16)
 
     async def scenario() -> None:
         members = await swarm.start("abc")
@@ -227,7 +227,7 @@ def test_who_gave_a_false_state_is_asked_no_more_where_another_has_one(make_swar
 
 
 def test_a_newcomer_finds_that_all_have_given_it_a_false_state(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(trust=RECORDED, num_rounds=40)
+    swarm = make_swarm(trust=RECORDED, num_rounds=14)
 
     async def scenario() -> None:
         members = await swarm.start("abc")
@@ -251,7 +251,7 @@ def test_a_newcomer_finds_that_all_have_given_it_a_false_state(make_swarm: MakeS
 
 def test_a_member_finds_that_its_own_state_has_changed(make_swarm: MakeSwarm) -> None:
     """As memory does that fails: the first who notices is the member itself."""
-    swarm = make_swarm(trust=RECORDED, num_rounds=20)
+    swarm = make_swarm(trust=RECORDED, num_rounds=12)
 
     async def scenario() -> None:
         members = await swarm.start("abcd")
@@ -296,7 +296,7 @@ def refused(proof: WorkProof) -> bool:
     return False
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_who_came_late_can_prove_what_was_counted_of_it(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(trust=RECORDED, num_rounds=100)
 
@@ -334,7 +334,7 @@ def test_who_came_late_can_prove_what_was_counted_of_it(make_swarm: MakeSwarm) -
 
 @pytest.mark.full
 def test_who_was_away_for_long_has_all_rounds_again(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(trust=RECORDED, num_rounds=60)
+    swarm = make_swarm(trust=RECORDED, num_rounds=28)
 
     async def scenario() -> None:
         members = await swarm.start("abcd")

@@ -269,7 +269,7 @@ def test_who_comes_back_to_nobody_waits_for_them_and_then_goes_on_alone(
     make_swarm: MakeSwarm, num_peers: int, is_maker: bool
 ) -> None:
     """As long as a minority of the run waits: 15 s of two peers, 60 s of more. Its maker waits as well."""
-    swarm = make_swarm(num_rounds=40, num_peers=num_peers)
+    swarm = make_swarm(num_rounds=16, num_peers=num_peers)
 
     async def scenario() -> None:
         members = await swarm.start("abc"[:num_peers])
@@ -313,7 +313,7 @@ def test_who_joined_and_comes_back_to_nobody_meets_the_others_while_it_waits(mak
 
 @pytest.mark.full
 def test_a_newcomer_is_nobody_to_go_on_with_before_the_other_members_have_had_their_time(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(num_rounds=40, num_peers=3)
+    swarm = make_swarm(num_rounds=16, num_peers=3)
 
     async def scenario() -> None:
         members = await swarm.start("abc")

@@ -36,7 +36,7 @@ class Played:
 
     def __init__(self, make_swarm: MakeSwarm, patch: pytest.MonkeyPatch, **given: Any) -> None:
         self.swarm: Swarm = make_swarm(
-            method=METHODS[0], trust=TRUST, num_rounds=20, num_peers=4, learns=True, **({"stewards": BOTH} | given)
+            method=METHODS[0], trust=TRUST, num_peers=4, learns=True, **({"num_rounds": 20, "stewards": BOTH} | given)
         )
         self.models: dict[Round, list[Tensor]] = {}
         self.memory: dict[Round, list[Tensor]] = {}
@@ -79,7 +79,7 @@ async def go_back(swarm: Swarm, member: Member, to: int = TO) -> None:
 def test_a_steward_brings_all_replicas_back_bit_for_bit_and_the_run_goes_on(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played = Played(make_swarm, monkeypatch)
+    played = Played(make_swarm, monkeypatch, num_rounds=10)
     swarm = played.swarm
 
     async def scenario() -> None:
@@ -103,7 +103,7 @@ def test_a_steward_brings_all_replicas_back_bit_for_bit_and_the_run_goes_on(
 
 @pytest.mark.full
 def test_members_vote_and_more_than_half_of_them_decide(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(make_swarm, monkeypatch, stewards=())
+    played = Played(make_swarm, monkeypatch, num_rounds=12, stewards=())
     swarm = played.swarm
 
     async def vote(member: Member, patience_s: float) -> str:
@@ -197,7 +197,7 @@ def test_a_newcomer_takes_over_what_the_run_has_gone_back_to(
 
 @pytest.mark.full
 def test_to_what_was_not_so_nobody_goes_back(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(make_swarm, monkeypatch)
+    played = Played(make_swarm, monkeypatch, num_rounds=9)
     swarm = played.swarm
 
     async def scenario() -> None:
@@ -221,7 +221,7 @@ def test_to_what_was_not_so_nobody_goes_back(make_swarm: MakeSwarm, monkeypatch:
 def test_an_archive_of_a_run_that_went_back_is_replayed_and_the_anchor_has_a_new_state(
     make_swarm: MakeSwarm, tmp_path: Path
 ) -> None:
-    swarm = make_swarm(method=METHODS[0], trust=RARELY, num_rounds=14, num_peers=3, learns=True, stewards=BOTH)
+    swarm = make_swarm(method=METHODS[0], trust=RARELY, num_rounds=10, num_peers=3, learns=True, stewards=BOTH)
 
     async def scenario() -> None:
         anchor = Kept(swarm, tmp_path / "anchor", has_archive=True)

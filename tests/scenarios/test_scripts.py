@@ -39,7 +39,7 @@ def test_who_stands_still_for_a_moment_is_waited_for(theatre: Theatre) -> None:
     (frozen,) = names(played, "lab-2")
     assert frozen.num_missed == 0
     assert not [at for at, _ in theatre.heard(StepDone, frozen) if 3.5 < at - EPOCH_S < 7.5]
-    assert NUM_ROUNDS + 4 <= played.took_s < theatre().took_s + 8.0  # its inner steps, and what it slept
+    assert NUM_ROUNDS + 4 <= played.took_s < theatre.calm().took_s + 8.0  # its inner steps, and what it slept
 
 
 @pytest.mark.full
@@ -133,7 +133,7 @@ def test_a_machine_that_writes_damaged_bytes_harms_no_other(theatre: Theatre) ->
 
 @pytest.mark.full
 def test_a_claim_of_a_quintillion_tokens_changes_nothing(theatre: Theatre) -> None:
-    honest = theatre()
+    honest = theatre.calm()
     played = theatre(Lie(peer="lab-1", about="tokens", at_s=0.0))
     theatre.check(played)
     assert any(str(CLAIM_TOKENS) in event.text for _, event in theatre.heard(Notice))
@@ -150,7 +150,7 @@ def test_who_claims_to_be_far_ahead_takes_nobody_along(
     theatre: Theatre, about: Literal["branch", "progress"], count: int
 ) -> None:
     """It offers its state as that of the branch, or the round, that it claims."""
-    honest = theatre(count=count)
+    honest = theatre.calm(count=count)
     played = theatre(Lie(peer="lab-1", about=about, at_s=0.0), count=count)
     theatre.check(played)
     assert [(each.counted, each.replica, each.end) for each in played.machines] == [
@@ -191,7 +191,7 @@ def test_an_owner_whose_results_are_no_numbers_owns_nothing_of_that_round(theatr
     assert {event.member for _, event in theatre.heard(PayloadRejected)} == {liar.peer}
     owners = {part.owner for manifest in played.manifests if manifest.round > 3 for part in manifest.parts}
     assert liar.peer not in owners
-    assert played.took_s < theatre().took_s + 10.0
+    assert played.took_s < theatre.calm().took_s + 10.0
     assert liar.counted == liar.trained
 
 
@@ -212,7 +212,7 @@ def test_an_owner_that_says_it_can_have_nobodys_work_keeps_nobody_out(theatre: T
 @pytest.mark.full
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_nobody_follows_a_leader_that_proposes_nonsense(theatre: Theatre, seed: int) -> None:
-    honest = theatre(seed=seed)
+    honest = theatre.calm(seed=seed)
     (fourth,) = [each for each in honest.manifests if each.round == 4]
     liar = next(machine for machine in honest.machines if machine.peer == fourth.leader)
     played = theatre(Lie(peer=liar.name, about="proposals", at_round=1), seed=seed)
@@ -228,7 +228,7 @@ def test_nobody_follows_a_leader_that_proposes_nonsense(theatre: Theatre, seed: 
 
 @pytest.mark.full
 def test_a_clock_that_jumps_by_an_hour_changes_nothing(theatre: Theatre) -> None:
-    right = theatre()
+    right = theatre.calm()
     jumps = Skew(peer="lab-1", ahead_s=3600.0, at_s=4.0, lasts_s=3.0), Skew(peer="lab-2", ahead_s=-3600.0, at_s=5.0)
     wrong = theatre(*jumps)
     assert right.machines == wrong.machines

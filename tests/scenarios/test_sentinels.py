@@ -111,7 +111,7 @@ GOSSIP = [
 @pytest.mark.full
 @pytest.mark.parametrize("method", GOSSIP, ids=lambda method: type(method).__name__)
 def test_neighbours_name_who_strays_and_nobody_else(make_swarm: MakeSwarm, method: MethodConfig) -> None:
-    swarm = make_swarm(learns=True, method=method, num_rounds=40)
+    swarm = make_swarm(learns=True, method=method, num_rounds=32)
     spoilt(swarm, "d", times_the_rate(10))
     play(swarm)
     d, found = swarm.member("d").id, said(swarm, MemberStrays)
@@ -127,7 +127,7 @@ def test_neighbours_name_who_strays_and_nobody_else(make_swarm: MakeSwarm, metho
     ids=["fedavg", "noloco", "dpsgd"],
 )
 def test_nobody_is_named_where_all_do_what_the_run_says(make_swarm: MakeSwarm, method: MethodConfig) -> None:
-    swarm = make_swarm(learns=True, method=method, num_rounds=40)
+    swarm = make_swarm(learns=True, method=method, num_rounds=20)
     play(swarm)
     assert not any(said(swarm, MemberStrays).values())
     assert not any(said(swarm, NotLearning).values())

@@ -89,7 +89,7 @@ def test_one_dies_in_the_middle_of_a_round_and_another_joins(make_swarm: MakeSwa
 @pytest.mark.full
 @by_method("sparseloco")
 def test_the_mean_of_a_group_is_sent_whole(make_swarm: MakeSwarm, method: MethodConfig) -> None:
-    swarm = make_swarm(method=method, num_rounds=6, num_peers=NUM, electors=3)
+    swarm = make_swarm(method=method, num_rounds=4, num_peers=NUM, electors=3)
 
     async def scenario() -> None:
         members = await swarm.start(NAMES)
@@ -112,7 +112,7 @@ def left(member: Member) -> Tensor:
 @pytest.mark.full
 @by_method("demo", "low rank")
 def test_what_is_kept_for_later_outlives_the_process(make_swarm: MakeSwarm, method: MethodConfig) -> None:
-    swarm = make_swarm(method=method, num_rounds=8)
+    swarm = make_swarm(method=method, num_rounds=6)
 
     async def scenario() -> None:
         _, b, *_ = members = await swarm.start("abcd")

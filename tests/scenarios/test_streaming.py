@@ -32,7 +32,7 @@ def round_s(swarm: Swarm) -> float:
 
 @pytest.mark.full
 def test_inner_steps_go_on_while_a_fragment_is_on_its_way(make_swarm: MakeSwarm) -> None:
-    settings: dict[str, Any] = {"num_rounds": 12, "delay_s": 0.3, "has_even_leases": False}
+    settings: dict[str, Any] = {"num_rounds": 8, "delay_s": 0.3, "has_even_leases": False}
     swarm = make_swarm(method=METHOD, **settings)
     overlapped = round_s(swarm)
     every = METHOD.every // METHOD.fragments
@@ -68,7 +68,7 @@ def test_the_log_shows_which_inner_steps_end_while_a_fragment_is_in_flight(make_
 
 @pytest.mark.full
 def test_one_dies_in_the_middle_of_a_round_and_another_joins(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(method=METHOD, num_rounds=12)
+    swarm = make_swarm(method=METHOD, num_rounds=9)
 
     async def scenario() -> None:
         a, b, *_ = members = await swarm.start("abcd")

@@ -60,7 +60,7 @@ def test_where_an_accepted_rounds_results_are_lost_all_together_leave_it(
 
     The last that is asked may not consent at first, when others have.
     """
-    swarm = make_swarm(num_rounds=40, num_peers=3, is_strict=is_strict)
+    swarm = make_swarm(num_rounds=20, num_peers=3, is_strict=is_strict)
     consider, refused = Split._consider, list[PeerId]()
 
     async def reluctant(self: Split, peer: PeerId, proposal: BranchProposal) -> BranchConsent:
@@ -102,7 +102,7 @@ def test_after_a_power_cut_for_all_the_run_goes_on_from_the_newest_checkpoint(
     make_swarm: MakeSwarm, is_strict: bool
 ) -> None:
     """Every checkpoint is older than what its owner has voted for since."""
-    swarm = make_swarm(num_rounds=30, num_peers=3, is_strict=is_strict)
+    swarm = make_swarm(num_rounds=25, num_peers=3, is_strict=is_strict)
 
     async def scenario() -> None:
         members = tuple(await swarm.start("abc"))

@@ -17,7 +17,7 @@ from weft.run.machine import PeerConfig
 from weft.store.home import Home
 from weft.sync.method.presets import DiLoCoConfig
 
-SETTLED_S = 60.0  # of rounds that are measured, and of those that follow
+SETTLED_S = 40.0  # of rounds that are measured, and of those that follow
 
 
 def told_by(life: Life) -> PaceAnswer:

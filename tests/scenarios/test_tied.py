@@ -132,7 +132,7 @@ def test_an_end_member_that_dies_and_one_that_comes_leave_what_is_learnt_as_it_i
 
 @pytest.mark.full
 def test_both_ends_lost_at_once_go_on_from_the_copies_that_another_kept(tmp_path: Path) -> None:
-    run = sealed(tmp_path, num_steps=24, batch=2 * BATCH, is_tied=True)
+    run = sealed(tmp_path, num_steps=16, batch=2 * BATCH, is_tied=True)
     kept: list[torch.Tensor] = []
 
     async def work(house: House) -> None:
@@ -157,7 +157,7 @@ def test_both_ends_lost_at_once_go_on_from_the_copies_that_another_kept(tmp_path
 
 @pytest.mark.full
 def test_a_run_that_was_stopped_goes_on_with_the_matrix_that_it_had(tmp_path: Path) -> None:
-    run = sealed(tmp_path, num_steps=40, batch=2 * BATCH, is_tied=True)
+    run = sealed(tmp_path, num_steps=20, batch=2 * BATCH, is_tied=True)
     before: list[float] = []
 
     async def work(house: House) -> None:
@@ -180,7 +180,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_matrix_that_it_had(tmp_path: Pa
 @pytest.mark.full
 @pytest.mark.parametrize("is_tied", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_peer_that_is_paused_leaves_its_device_and_goes_on(tmp_path: Path, is_tied: bool) -> None:
-    run = sealed(tmp_path, num_steps=40, is_tied=is_tied)
+    run = sealed(tmp_path, num_steps=18, is_tied=is_tied)
 
     async def work(house: House) -> None:
         machines = crew(house, 6)

@@ -92,8 +92,9 @@ def test_who_is_killed_as_it_waits_at_the_end_has_the_end_and_hands_it_on(make_s
 
 
 class Chaos:
-    def __init__(self, swarm: Swarm, seed: int) -> None:
+    def __init__(self, swarm: Swarm, seed: int, num_rounds: int) -> None:
         self._swarm = swarm
+        self._num_rounds = num_rounds
         self._luck = random.Random(seed)
         self._under: dict[str, asyncio.Task[None]] = {}
         self._tokens = swarm.run_config.train.tokens  # type: ignore[union-attr]
@@ -103,7 +104,7 @@ class Chaos:
         struck = False
         while not all(_has_completed(each) for each in members):
             left = self._tokens - max(_reached(each) for each in members)
-            is_last = left <= 2 * self._tokens / NUM_ROUNDS
+            is_last = left <= 2 * self._tokens / self._num_rounds
             if is_last and not struck:
                 struck = True
             else:
@@ -152,14 +153,14 @@ def _has_completed(member: Member) -> bool:
     return not life.is_dead and life.task.done() and life.outcome.reason == "complete"
 
 
-def play(make_swarm: MakeSwarm, method: str, seed: int) -> None:
-    swarm = make_swarm(num_rounds=NUM_ROUNDS, num_peers=NUM_PEERS, seed=seed, method=METHODS[method])
+def play(make_swarm: MakeSwarm, method: str, seed: int, num_rounds: int = NUM_ROUNDS) -> None:
+    swarm = make_swarm(num_rounds=num_rounds, num_peers=NUM_PEERS, seed=seed, method=METHODS[method])
 
     async def scenario() -> None:
         members = await swarm.start("abcdef")
         await swarm.round(members[0], 1)
         async with asyncio.timeout(LIMIT_S):
-            await Chaos(swarm, seed).go_on(members)
+            await Chaos(swarm, seed, num_rounds).go_on(members)
         one_replica([member.life.outcome for member in members])
 
     swarm.run(scenario)
@@ -175,7 +176,7 @@ def play(make_swarm: MakeSwarm, method: str, seed: int) -> None:
 def test_all_end_with_one_replica_under_faults_until_the_very_end(
     make_swarm: MakeSwarm, method: str, seed: int
 ) -> None:
-    play(make_swarm, method, seed)
+    play(make_swarm, method, seed, num_rounds=25)
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def slowest_s(member: Member, since: float) -> float:
 def test_a_newcomer_that_compiles_for_minutes_delays_no_round(
     make_swarm: MakeSwarm, met: list[tuple[int, ...]]
 ) -> None:
-    swarm = make_swarm(learns=True, num_rounds=NUM_ROUNDS)
+    swarm = make_swarm(learns=True, num_rounds=32)
     posts = Posts(swarm)
 
     async def scenario() -> None:
@@ -199,7 +199,7 @@ def test_who_is_stopped_while_it_compiles_does_not_wait_for_that(
 
 @pytest.mark.full
 def test_who_is_stopped_in_a_long_step_says_goodbye_before_its_end(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(num_rounds=NUM_ROUNDS)
+    swarm = make_swarm(num_rounds=24)
     step_s = 20.0
 
     async def scenario() -> None:

@@ -22,6 +22,7 @@ E = TypeVar("E", bound=Event)
 
 SPEED = LEASE_TOKENS / 1.0  # a round's inner steps take a second
 NUM_ROUNDS = 12
+CALM: dict[tuple[tuple[str, Any], ...], Played] = {}
 FIRST_ROUNDS = 3  # in which nothing is measured yet, and all wait long for each other
 
 
@@ -52,6 +53,13 @@ class Theatre:
         self.run_file = run_file
         self.root = root
         self.logs: list[bytes] = []
+
+    def calm(self, **scripted: Any) -> Played:
+        """Return how a scenario of a run as `make_run_file` makes it goes without faults: it is played once."""
+        key = tuple(sorted(scripted.items()))
+        if key not in CALM:
+            CALM[key] = self(**scripted)
+        return CALM[key]
 
     def __call__(
         self,

@@ -103,7 +103,7 @@ def decodes_or_refuses(data: bytes, kind: Any) -> None:
     assert wire.encode(record) == data
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 @example(b"")
 @example(b"\x81" * 4000)  # deeply nested
@@ -118,7 +118,7 @@ def test_no_bytes_do_more_than_a_wire_error(data: bytes) -> None:
 
 
 @pytest.mark.full
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(CLOUDS, st.data())
 def test_no_damaged_record_does_more_than_a_wire_error(cloud: Cloud, data: st.DataObject) -> None:
     raw = bytearray(wire.encode(cloud))

@@ -8,8 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from unit.peer.crew import Crew, Member
+from weft.peer.peer import Peer
 
 LISTENS_S = 60  # only ends a test that would hang
+STEP_S = 0.05  # of training: rounds without a pause would leave little of the processor to what a test asks
+
+
+def slowly(peer: Peer) -> None:
+    """Let each call of training take a moment."""
+    trainer = peer._trainer
+    train, never = trainer.train, threading.Event()
+
+    def train_slowly(*given: Any) -> Any:
+        never.wait(STEP_S)
+        return train(*given)
+
+    trainer.train = train_slowly  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -21,7 +35,7 @@ def founder(folder: Path, *, wait_for: int = 2, num_peers: int = 2, **run: Any) 
     async def main() -> None:
         crew = Crew(folder, num_peers=num_peers, **run)
         async with crew.deadline():
-            members.append(crew.found("founder", wait_for=wait_for))
+            members.append(crew.found("founder", wait_for=wait_for, prepare=slowly))
             started = asyncio.ensure_future(members[0].started.wait())
             await asyncio.wait((members[0].task, started), return_when=asyncio.FIRST_COMPLETED)
             listens.set()

@@ -1,10 +1,13 @@
 """The command line in this process: what it prints, its exit code, and a small model to use it on."""
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import typer.main
 
 from unit.cli.small import RUN, TEXT, Answer, Kept, Weft
 from weft.cli.main import run
@@ -13,6 +16,26 @@ from weft.peer.state.checkpoint import Snapshot, save
 from weft.run.config import RunFile
 from weft.run.genesis import initial, seal
 from weft.store.home import Home
+
+BUILT = dict[tuple[object, ...], Any]()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _built_once() -> Iterator[None]:
+    """Read the options of each verb off its function once, as a process of weft does, and not once a test."""
+    build = typer.main.get_command_from_info
+
+    def build_once(command_info: Any, **how: Any) -> Any:
+        if "<locals>" in command_info.callback.__qualname__:  # it is another function each time
+            return build(command_info, **how)
+        key = command_info.callback, command_info.name, command_info.cls, command_info.epilog, *how.values()
+        if key not in BUILT:
+            BUILT[key] = build(command_info, **how)
+        return BUILT[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command_from_info", build_once)
+        yield
 
 
 @pytest.fixture

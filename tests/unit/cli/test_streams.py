@@ -43,12 +43,12 @@ def test_a_full_standard_output_is_said(tmp_path: Path) -> None:
 
 
 def test_a_full_standard_error_changes_nothing(tmp_path: Path) -> None:
-    assert shell("$W inspect nothing 2>/dev/full", tmp_path).returncode == 17
+    assert shell("$W inspect - </dev/null 2>/dev/full", tmp_path).returncode == 15
     assert shell("$W --version 2>/dev/full", tmp_path).stdout == f"weft {package.__version__}\n"
 
 
 def test_a_reader_that_leaves_ends_it_as_shells_do(tmp_path: Path) -> None:
-    done = shell("$W methods | true; echo ${PIPESTATUS[0]}", tmp_path)
+    done = shell("$W --version | true; echo ${PIPESTATUS[0]}", tmp_path)
     assert done.stdout == "141\n"
     assert done.stderr == ""
 

@@ -87,7 +87,7 @@ def test_any_number_is_refused_or_is_a_choice(data: bytes) -> None:
     np.testing.assert_array_equal(encode(choices, places), given_bytes)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.binary(min_size=5, max_size=5))
 def test_any_bits_are_refused_or_are_a_choice_of_quarters(data: bytes) -> None:
     choices, given_bytes = Quarters(20, 10), np.frombuffer(data, np.uint8)[: nbytes(Quarters(20, 10), 1)]

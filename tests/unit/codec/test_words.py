@@ -60,7 +60,7 @@ def bits_of(data: bytes) -> str:
         ).map(lambda pairs: (kind, pairs))
     )
 )
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 def test_it_is_what_its_description_says(drawn: tuple[Any, list[tuple[int, int]]]) -> None:
     kind, pairs = drawn
     old, new = (np.array(side, kind) for side in zip(*pairs, strict=True))

@@ -213,7 +213,7 @@ def test_one_micro_batch_alone_peaks_near_what_is_reckoned(vocab_size: int, numb
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.slow), 2])
 def test_many_that_are_computed_again_peak_near_what_is_reckoned_and_below_those_that_are_not(number: int) -> None:
     model = config()
     section = sections(model, 3)[number]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from blake3 import blake3
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -44,7 +44,7 @@ def test_every_piece_opens_against_the_librarys_digest(nbytes: int) -> None:
 @pytest.mark.full
 def test_random_sizes_and_places_open() -> None:
     luck = np.random.default_rng(0)
-    for seed in range(100):
+    for seed in range(40):
         nbytes = int(luck.integers(70_001))
         data, digest = blob(nbytes, seed)
         opening = open_chunk(data, int(luck.integers(num_chunks(nbytes))))
@@ -63,7 +63,7 @@ def test_views_of_numbers_open_as_their_bytes() -> None:
 def test_a_thousand_changes_are_refused() -> None:
     luck = np.random.default_rng(1)
     for turn in range(1000 // 8):
-        nbytes = int(luck.integers(CHUNK_NBYTES + 1, 20_000))
+        nbytes = int(luck.integers(CHUNK_NBYTES + 1, 8_000))
         data, digest = blob(nbytes, turn % 7)
         index = int(luck.integers(num_chunks(nbytes)))
         opening = open_chunk(data, index)
@@ -121,7 +121,7 @@ def claims(nums: list[int]) -> list[Claim]:
     return found
 
 
-@pytest.mark.parametrize("num", [3, 40])
+@pytest.mark.parametrize("num", [3, 24])
 def test_many_at_once_are_what_each_is(num: int) -> None:
     some = claims((SIZES * 3)[:num])
     assert are_chunks(some)
@@ -171,6 +171,7 @@ def test_every_slice_opens_against_the_librarys_digest(nbytes: int) -> None:
             open_slice(data, span)
 
 
+@settings(max_examples=50)
 @given(seed=st.integers(0, 1 << 20), nbytes=st.integers(1, 20_000))
 def test_any_change_of_a_slice_is_refused(seed: int, nbytes: int) -> None:
     luck = np.random.default_rng(seed)

@@ -219,9 +219,9 @@ def test_a_short_history_is_not_passed_off_as_a_long_one() -> None:
         assert not has_grown(tree.root(3), tree.root(), Growth(before=3, count=claimed, parts=parts))
 
 
-def test_ten_thousand_trees_show_all_that_is_asked() -> None:
+def test_thousands_of_trees_show_all_that_is_asked() -> None:
     luck = np.random.default_rng(2)
-    for _ in range(10_000):
+    for _ in range(4_000):
         count = int(luck.integers(1, 40))
         some = leaves(count, int(luck.integers(1 << 30)))
         tree, index, before = Tree(some), int(luck.integers(count)), int(luck.integers(count + 1))

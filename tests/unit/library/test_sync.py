@@ -84,7 +84,7 @@ def test_who_joins_is_told_what_it_costs_and_may_refuse(tmp_path: Path) -> None:
         AsyncDiLoCoConfig(every=EVERY),
         pytest.param(AutoConfig(), marks=pytest.mark.slow),
         pytest.param(CocktailConfig(), marks=pytest.mark.slow),
-        ChocoConfig(every=EVERY),
+        pytest.param(ChocoConfig(every=EVERY), marks=pytest.mark.slow),
         pytest.param(DPsgdConfig(every=EVERY), marks=pytest.mark.slow),
         pytest.param(NoLoCoConfig(every=EVERY), marks=pytest.mark.slow),
         SparseLoCoConfig(every=EVERY),
@@ -533,7 +533,7 @@ def train_some(runner: Runner, num_steps: int) -> None:
 
 @pytest.mark.full
 def test_a_loop_whose_peer_is_paused_stands_still_until_it_goes_on(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, samples=4_000)
+    yard = Yard(tmp_path, samples=1_200)
     with ending(yard):
         a = yard.found("a")
         a.until(RoundCommitted, lambda event: event.round >= 2)
@@ -548,4 +548,4 @@ def test_a_loop_whose_peer_is_paused_stands_still_until_it_goes_on(tmp_path: Pat
         loop.call_soon_threadsafe(peer.pausing.want_no_more, "a test")
         yard.done(a)
     assert before < a.num_steps
-    assert a.num_steps in range(1_000, 1_004)  # the last round may go beyond
+    assert a.num_steps in range(300, 304)  # the last round may go beyond

@@ -37,7 +37,7 @@ async def test_four_peers_continue_a_folder_and_the_export_loads(tmp_path: Path)
     crew = Crew(
         tmp_path,
         num_peers=4,
-        num_rounds=8,
+        num_rounds=5,
         model=FolderModel(path="model"),
         tokenizer=JsonConfig(path="model"),
         train={"evaluate_every": 1},

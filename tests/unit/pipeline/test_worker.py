@@ -42,46 +42,47 @@ def batches(stages: Stages, num: int = NUM) -> list[BatchId]:
 
 @pytest.mark.full
 def test_what_stages_compute_is_what_the_whole_does() -> None:
-    stages = Stages()
+    stages, num = Stages(), 12
 
     async def play() -> None:
-        losses = await all_of(stages)
-        assert len(losses) == 2 * NUM
+        losses = await all_of(stages, num)
+        assert len(losses) == 2 * num
         await asyncio.sleep(5)  # the last are counted
         for stage in range(3):
             told = await stages.round(stage)
-            assert sorted(chain(*(each.counted for each in told.values()))) == sorted(batches(stages))
+            assert sorted(chain(*(each.counted for each in told.values()))) == sorted(batches(stages, num))
             assert all(each.counted for each in told.values())  # both members had their share
-            assert distance(stages.total(stage), stages.expected(stage, batches(stages))) < 1e-6
+            assert distance(stages.total(stage), stages.expected(stage, batches(stages, num))) < 1e-6
 
     stages.run(play)
 
 
-async def rounds_under_faults(stages: Stages) -> list[float]:
+async def rounds_under_faults(stages: Stages, num: int = NUM) -> list[float]:
     """Return how far each stage's gradients are from those without faults, after rounds midway and at the end."""
-    running = asyncio.ensure_future(all_of(stages))
+    running = asyncio.ensure_future(all_of(stages, num))
     for stage in range(3):
         await asyncio.sleep(3)
         await stages.round(stage)
+    assert not running.done(), "rounds were midway"
     losses = await running
-    assert len(losses) == 2 * NUM
+    assert len(losses) == 2 * num
     await asyncio.sleep(200)  # what comes late has come
     for stage in range(3):
         for _ in range(2):  # what was held is assigned by the first, and brought to the second
             await stages.round(stage)
-    return [distance(stages.total(stage), stages.expected(stage, batches(stages))) for stage in range(3)]
+    return [distance(stages.total(stage), stages.expected(stage, batches(stages, num))) for stage in range(3)]
 
 
 @pytest.mark.full
 def test_each_micro_batch_counts_once_whatever_is_lost_said_twice_or_late() -> None:
-    stages = Stages(link=FaultyLink, patience_s=3.0)
+    stages, num = Stages(link=FaultyLink, patience_s=3.0), 18
 
     async def play() -> None:
-        far = await rounds_under_faults(stages)
+        far = await rounds_under_faults(stages, num)
         assert max(far) < 1e-6
         assert not stages.given_up
         again = sum(sender.num_again for each in stages.members for sender in each.senders.values())
-        assert again > 2 * NUM  # the faults were ones
+        assert again > 2 * num  # the faults were ones
 
     stages.run(play)
 

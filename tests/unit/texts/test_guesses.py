@@ -28,7 +28,7 @@ def num_guessed(served: Served) -> int:
 @pytest.mark.full
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_texts_with_guesses_are_those_of_the_whole_model_and_come_sooner(temperature: float) -> None:
-    asked = [replace(repeating(90, temperature), key=str(at)) for at in range(3)]
+    asked = [replace(repeating(60, temperature), key=str(at)) for at in range(3)]
     expected = of_the_whole(*asked)
     took_s = {}
 

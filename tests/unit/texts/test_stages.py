@@ -77,7 +77,7 @@ def of_whom_nothing_is_heard(served: Served, peer: PeerId) -> Iterator[None]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("num", [0, 1, 5, 64])
+@pytest.mark.parametrize("num", [0, 1, pytest.param(5, marks=pytest.mark.slow), 64])
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_text_goes_on_the_same_after_a_member_of_its_path_has_died(stage: int, num: int) -> None:
     asked = wanted(PROMPT, 70, temperature=0.8)

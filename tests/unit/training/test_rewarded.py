@@ -120,7 +120,9 @@ def rewards(told: list[Event]) -> list[float]:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("adapter", "lr", "least"), [(None, 5e-3, 0.9), ({"type": "lora", "rank": 4}, 1e-2, 0.5)], ids=["whole", "adapter"]
+    ("adapter", "lr", "least"),
+    [(None, 5e-3, 0.9), pytest.param({"type": "lora", "rank": 4}, 1e-2, 0.5, marks=pytest.mark.slow)],
+    ids=["whole", "adapter"],
 )
 def test_answers_become_right(base: Path, adapter: dict[str, Any] | None, lr: float, least: float) -> None:
     told, sealed = list[Event](), made(base, adapter=adapter, train=TRAIN | {"schedule": SCHEDULE | {"lr": lr}})

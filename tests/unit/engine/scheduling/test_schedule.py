@@ -255,7 +255,7 @@ acts = st.lists(
 
 
 @given(acts)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_whatever_comes_pages_add_up_and_all_are_served_in_the_end(acts: list[tuple[object, ...]]) -> None:
     schedule = scheduler(num_pages=9, max_rows=3, max_running=4)
     live: list[Sequence] = []

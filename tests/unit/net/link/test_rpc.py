@@ -529,7 +529,7 @@ FRAMES = st.one_of(
 
 
 @pytest.mark.full
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(FRAMES.map(encode_frame) | st.binary(max_size=20), max_size=8))
 def test_session_ends_on_any_bytes_with_a_fault_of_the_peer(chunks):
     async def scenario():

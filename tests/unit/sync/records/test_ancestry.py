@@ -77,7 +77,7 @@ moves = st.lists(
 
 
 @pytest.mark.full
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(moves)
 def test_no_round_is_ever_counted_twice(script: list[tuple[str, int, int]]) -> None:
     sides = [Side(History(name(0), (), Round(1), ()), ())]

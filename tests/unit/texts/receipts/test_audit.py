@@ -1,6 +1,8 @@
 """What an audit says of receipts, and many of them of a member: honest ones pass in whatever steps rows were computed,
 those of cheats do not."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from benchmarks._signed_texts import HONEST, SIGNER, Cheat, SignedText, audited, play, stages_of
@@ -41,6 +43,7 @@ def prompts(num: int, seed: int = 0) -> list[list[int]]:
     return [[token * 5 % 512 for token in text_of(40 + each % 5, 100 * seed + each)] for each in range(num)]
 
 
+@cache
 def texts(
     kind: Kind, num_stages: int, num: int = 8, *, cheat: Cheat = HONEST, seed: int = 0, piece: int = 64
 ) -> list[SignedText]:

@@ -71,9 +71,9 @@ def test_one_false_number_of_any_operation_is_proven(form: int) -> None:
 
 
 @pytest.mark.full
-def test_one_false_number_of_every_other_operation_is_proven() -> None:
+def test_one_false_number_of_every_fourth_operation_is_proven() -> None:
     step, luck = signed_step(), random.Random(9)
-    for number in range(0, len(step.made.program.operations), 2):
+    for number in range(0, len(step.made.program.operations), 4):
         require_proven(step, number, luck.randrange(len(as_words(step.made.outputs[number]))))
 
 
@@ -190,7 +190,7 @@ def test_any_change_of_it_is_refused() -> None:
 
 @pytest.mark.full
 def test_any_of_many_changes_of_it_is_refused() -> None:
-    mutated(1000)
+    mutated(400)
 
 
 def test_what_is_shown_less_or_more_proves_nothing() -> None:
