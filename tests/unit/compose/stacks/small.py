@@ -26,7 +26,7 @@ TRAINING = DescentConfig(steps=6, lr=1e-2, warmup_steps=2)
 
 
 def space() -> Space:
-    return Space.of(assemble(SHALLOW, 10 * initial_vector(SHALLOW, 3)), digest(b"tokenizer"))
+    return Space.of(assemble(SHALLOW, 4 * initial_vector(SHALLOW, 3)), digest(b"tokenizer"))
 
 
 def vector(seed: int, config: ModelConfig = CONFIG) -> Tensor:
