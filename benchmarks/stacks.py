@@ -62,13 +62,12 @@ MEMBER_LR, ALIGN_LR, WARMUP_STEPS = 3e-3, 1.5e-3, 40
 NUM_HELD = 64  # sequences of each group, of dev and of test
 MAX_FILE_NBYTES = 200_000
 HELD_OF = 12  # of so many files one is held out
-ONLY1 = frozenset(
-    "asyncio email http json xml urllib logging concurrent multiprocessing importlib unittest xmlrpc html".split()
-)
-ONLY2 = frozenset(
-    "tkinter idlelib distutils ctypes curses turtledemo ensurepip venv wsgiref sqlite3 re dbm tomllib zoneinfo "
-    "collections".split()
-)
+PACKAGES = """
+only1 asyncio email http json xml urllib logging concurrent multiprocessing importlib unittest xmlrpc html
+only2 tkinter idlelib distutils ctypes curses turtledemo ensurepip venv wsgiref sqlite3 re dbm tomllib zoneinfo
+only2 collections
+"""
+GROUP_OF = {name: line.split()[0] for line in PACKAGES.strip().splitlines() for name in line.split()[1:]}
 TOKENIZER = ByteTokenizer()
 MEMBER = ModelConfig(
     vocab_size=TOKENIZER.vocab_size,
@@ -110,8 +109,7 @@ def corpus(num_held: int) -> Corpus:
     """Return the standard library, its files in groups; some of each group are held out, the same ones always."""
     end, parts = np.uint16([TOKENIZER.vocab_size - 1]), dict[tuple[str, bool], list[np.ndarray]]()
     for file in stdlib_files():
-        top = file.name.split("/")[0]
-        group = "only1" if top in ONLY1 else "only2" if top in ONLY2 else "shared"
+        group = GROUP_OF.get(file.name.split("/")[0], "shared")
         is_held = int(digest(file.name.encode()), 16) % HELD_OF == 0
         written = np.frombuffer(file.path.read_bytes()[:MAX_FILE_NBYTES], dtype=np.uint8)
         parts.setdefault((group, is_held), []).extend((written.astype(np.uint16), end))
@@ -412,7 +410,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 def sections(found: told.Seeds, before: float | None) -> list[str]:
-    cpu = " / ".join(f"{seed.cpu_s / 60:.0f}" for seed in found.values())
+    cpu = " / ".join(f"{seed.cpu_s / 60:.1f}" for seed in found.values())
     return [
         ABOUT,
         f"{len(found)} seeds, {cpu} CPU minutes of one thread. {report.load_line(before)}",

@@ -179,6 +179,18 @@ def test_a_member_learns_to_read_what_it_wrote() -> None:
     assert alone_taught < alone + 0.3
 
 
+def test_both_passes_of_a_step_read_the_one_batch_of_its_number() -> None:
+    """The code that went with the idea drew another batch between them, whose targets the latents then had."""
+    asked = list[int]()
+
+    def noted(number: int) -> Batch:
+        asked.append(number)
+        return draw()(number)
+
+    LatentDescent(SAME, TRAINING, space(), (CONFIG, vector(1)), noted, 5).run()
+    assert asked == list(range(TRAINING.steps))
+
+
 def test_every_so_many_steps_there_is_a_second_pass() -> None:
     never, seldom = LatentConfig(p0=0.0, p1=0.0), LatentConfig(p0=1.0, p1=1.0, every=3)
     apart = [a != b for a, b in zip(first_losses(never), first_losses(seldom), strict=True)]

@@ -1,5 +1,7 @@
 """Stacks: alone a member is itself, raw handovers make a decoder, and nothing looks ahead."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 import torch
@@ -52,9 +54,10 @@ def test_an_identity_on_top_changes_no_logits(handover: Handover) -> None:
     assert (other.logits(tokens) - alone.logits(tokens)).abs().max() > 1e-2
 
 
+@pytest.mark.parametrize("loops", [(1, 1), (2, 3)])
 @pytest.mark.parametrize("handover", HANDOVERS, ids=lambda each: type(each).__name__)
-def test_tokens_to_come_change_no_logits(handover: Handover) -> None:
-    stack, tokens = with_handover(handover, 1, 2), batch().tokens
+def test_tokens_to_come_change_no_logits(handover: Handover, loops: tuple[int, int]) -> None:
+    stack, tokens = replace(with_handover(handover, 1, 2), loops=loops), batch().tokens
     place = SEQ_LEN // 2
     later = tokens.clone()
     later[:, place + 1 :] = (later[:, place + 1 :] + 1) % VOCAB
