@@ -11,7 +11,7 @@ shared group and the first, m2 on the shared group and the second. Then they are
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import log
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
@@ -107,7 +108,7 @@ class Corpus(NamedTuple):
 
 def corpus(num_held: int) -> Corpus:
     """Return the standard library, its files in groups; some of each group are held out, the same ones always."""
-    end, parts = np.uint16([TOKENIZER.vocab_size - 1]), dict[tuple[str, bool], list[np.ndarray]]()
+    parts, end = dict[tuple[str, bool], list[NDArray[np.uint16]]](), np.array([TOKENIZER.end_of_text], dtype=np.uint16)
     for file in stdlib_files():
         group = GROUP_OF.get(file.name.split("/")[0], "shared")
         is_held = int(digest(file.name.encode()), 16) % HELD_OF == 0
@@ -441,11 +442,11 @@ def main() -> None:
                 kept = Kept(options.scale, found)
                 options.into.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1))
     chosen = {number: found[number] for number in range(1, options.seeds + 1)}
-    told_of: Sequence[str] = ("Stacks of members trained apart", "python -m benchmarks.stacks")
+    title, command = "Stacks of members trained apart", "python -m benchmarks.stacks"
     if options.scale == 1:
-        report.write("stacks", *told_of, sections(chosen, before))
+        report.write("stacks", title, command, sections(chosen, before))
     else:
-        print(report.whole(*told_of, sections(chosen, before)))
+        print(report.whole(title, command, sections(chosen, before)))
 
 
 def _read(path: Path | None, scale: float) -> dict[int, Seed]:
