@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 
 from unit.compose.stacks.small import CONFIG, SEQ_LEN, TRAINING, VOCAB, batch, draw, member, space, text, vector
 from weft.compose.space import Space, normed
-from weft.compose.stacks.descent import DescentConfig, windows
+from weft.compose.stacks.descent import DescentConfig, State, windows
 from weft.compose.stacks.latents import (
     Curriculum,
     EntropyConfig,
@@ -202,7 +202,7 @@ def first_losses(config: LatentConfig) -> list[float]:
     found, state = [], loop(config).state()
     for number in range(6):
         made = loop(config)
-        made.load(type(state)(number, state.tensors))
+        made.load(State(number, state.tensors))
         found.append(made.step())
     return found
 

@@ -11,7 +11,6 @@ from unit.compose.stacks.small import CONFIG, TRAINING, batch, draw, space, stac
 from weft.compose.space import normed
 from weft.compose.stacks.align import Aim, Synchronous
 from weft.compose.stacks.body import body, vector_of
-from weft.compose.stacks.descent import DescentConfig
 from weft.compose.stacks.sauce import Cache, Sauce, SauceConfig, corrected
 from weft.compose.stacks.stack import PostConfig, Stack, uniform
 from weft.data.rows import Batch
@@ -146,13 +145,11 @@ def test_corrected_latents_reach_no_loss_that_is_told() -> None:
 
 
 def test_one_optimizer_goes_through_all_rounds() -> None:
-    training = DescentConfig(steps=4, lr=1e-2, warmup_steps=0)
-    one, many = (SauceConfig(training=training, per_round=num, eta=1e-3) for num in (4, 2))
-    ends = [Sauce(config, stacked(POST, 1, 2), draw()) for config in (one, many)]
-    for each in ends:
-        each.run(until=2)
-    assert torch.equal(ends[0].state().tensors["member.moment1"], ends[1].state().tensors["member.moment1"])
-    for each in ends:
-        each.run()
-    kept = [each.state().tensors["member.moment2"] for each in ends]
-    assert cosine_similarity(*kept, dim=0) > 0.9  # in which what both rounds brought is
+    """What the first round brought is still in the moments after a step of the next."""
+    sauce, old = Sauce(CONFIGURED, stacked(POST, 1, 2), draw()), "member.moment2"
+    sauce.run(until=4)
+    before = sauce.state().tensors[old]
+    sauce.step()
+    after = sauce.state().tensors[old]
+    assert (after >= TRAINING.optimizer.beta2 * before - 1e-9).all()
+    assert before.any()
