@@ -91,9 +91,9 @@ def test_what_was_killed_goes_on_to_the_same_bits(config: AlignConfig, num: int,
 @pytest.mark.parametrize("config", [STITCH, ONEWAY, JOINT, ALL], ids=["stitch", "oneway", "joint", "all exits"])
 def test_the_loss_falls(config: AlignConfig) -> None:
     training = msgspec.structs.replace(TRAINING, steps=30)
-    aligned = begin(msgspec.structs.replace(config, training=training), made(2), draw())
+    aligned = begin(msgspec.structs.replace(config, training=training), made(2), lambda _number: batch())
     losses = aligned.run()
-    assert sum(losses[-5:]) < sum(losses[:5])
+    assert losses[-1] < losses[0] - 0.1
 
 
 def test_the_loss_of_all_exits_is_their_mean() -> None:

@@ -7,6 +7,7 @@ from torch.nn.functional import cross_entropy
 
 from unit.compose.stacks.small import CONFIG, SEQ_LEN, TRAINING, VOCAB, batch, draw, member, space, text, vector
 from weft.compose.space import Space, normed
+from weft.compose.stacks.body import body
 from weft.compose.stacks.descent import DescentConfig, State, windows
 from weft.compose.stacks.latents import (
     Curriculum,
@@ -165,8 +166,9 @@ def test_a_member_learns_to_read_what_it_wrote() -> None:
     training = DescentConfig(steps=60, lr=1e-2, warmup_steps=5)
     ends, held = space(), windows(text(), SEQ_LEN, 16, 99)(0)
 
+    @torch.no_grad()
     def losses(of: LatentDescent) -> tuple[float, float]:
-        module = of._flat.module
+        module = body(CONFIG, of.vector)
         made = module(ends.begin(held.tokens))
         again = module(normed(made, ends.norm_eps))
         return float(ends.loss(made, held.targets)), float(ends.loss(again, held.targets))
@@ -238,7 +240,7 @@ def test_texts_with_few_steps_have_as_many_latents_if_asked_for(is_padded: bool,
     assert sum(staged(curriculum, short, 4, MARKS).is_latent) == num
 
 
-def reference(ends: Space, body: SectionModule, tokens: list[int], is_latent: list[bool]) -> Tensor:
+def reference(ends: Space, module: SectionModule, tokens: list[int], is_latent: list[bool]) -> Tensor:
     """COCONUT's forward pass of one text, after section 3 of 2412.06769: position after position, nothing reused.
 
     At a latent position the input is the last hidden state of the position before it, elsewhere the token's embedding.
@@ -249,9 +251,9 @@ def reference(ends: Space, body: SectionModule, tokens: list[int], is_latent: li
             inputs.append(ends.embed[token])
             continue
         so_far = torch.stack(inputs)[None]
-        hidden = body(so_far)[0, -1]
+        hidden = module(so_far)[0, -1]
         inputs.append(hidden / (hidden.square().mean() + ends.norm_eps).sqrt())
-    return body(torch.stack(inputs)[None])[0]
+    return module(torch.stack(inputs)[None])[0]
 
 
 def test_thinking_is_that_of_the_paper_gradients_and_all() -> None:
@@ -262,7 +264,7 @@ def test_thinking_is_that_of_the_paper_gradients_and_all() -> None:
     tokens, is_latent, targets = (
         torch.tensor([list(part)[:num] for part in kind]) for kind in zip(*texts, strict=True)
     )
-    module = member(1).requires_grad_(True)
+    module = body(CONFIG, vector(1).double()).requires_grad_(True)
     mine = thinking(ends, module, tokens, is_latent)
     theirs = torch.stack(
         [reference(ends, module, row.tolist(), at.tolist()) for row, at in zip(tokens, is_latent, strict=True)]
@@ -271,9 +273,7 @@ def test_thinking_is_that_of_the_paper_gradients_and_all() -> None:
     plain = module(ends.begin(tokens))
     assert not torch.allclose(mine, plain, atol=1e-2)
     grads = [torch.autograd.grad(ends.loss(x, targets), list(module.parameters())) for x in (mine, theirs)]
-    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(*grads, strict=True))
-    cut_off = thinking(ends, member(1), tokens, is_latent)
-    assert torch.allclose(cut_off, mine.detach(), atol=1e-5)
+    assert all((a - b).norm() < 1e-4 * b.norm() for a, b in zip(*grads, strict=True))
 
 
 def test_without_latents_thinking_is_one_pass() -> None:
