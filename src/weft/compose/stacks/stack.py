@@ -33,7 +33,7 @@ from weft.data.rows import Batch
 from weft.errors import ConfigError
 from weft.ids import several
 from weft.model import sections
-from weft.model.config import ModelConfig
+from weft.model.config import ModelConfig, plain
 from weft.model.transformer import SectionModule, through
 
 MAX_CUT = 1 << 10  # layers: as many as a body may have
@@ -257,7 +257,7 @@ def _common(stack: Stack) -> ModelConfig:
     Raises:
         ConfigError: one decoder does not have such layers.
     """
-    space, configs = stack.space, [module.config for module in stack.bodies]
+    space, configs = stack.space, [plain(module.config) for module in stack.bodies]
     ends = {"vocab_size": space.vocab_size, "is_tied": False, "norm_eps": space.norm_eps}
     ends["max_seq_len"] = min(config.max_seq_len for config in configs)
     first = msgspec.structs.replace(configs[0], **ends)
