@@ -1,0 +1,241 @@
+"""Latent loops: a member learns to read what a member writes, before it ever meets another.
+
+A second pass reads the same tokens, but at some positions, in their place, what the first pass made:
+
+    same    at t what came out at t        what a stack gives to a member, which still predicts the token after t
+    prev    at t what came out at t - 1    COCONUT for all positions at once: the output stands for the token at t
+
+    loss = (1 - w) CE(first pass) + w CE(second pass, at replaced positions alone)
+
+Both have the targets of their batch, and what is looped is detached: gradients of the second pass end at its inputs.
+Positions are drawn with a probability that rises from p0 to p1; where the first pass is to be unsure of them, only
+among those.
+
+`Curriculum` is COCONUT as published: stage after stage more steps of a chain of thought are left out, and latent
+positions stand there in their place, each filled by a pass of its own, through which gradients flow.
+
+COCONUT: Hao et al., 2412.06769, section 3. For all positions at once: snimu, COCONUT-parallel pretraining, 2025.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+import torch
+from jaxtyping import Bool, Float, Float32, Int64
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from weft.compose.space import Space, normed
+from weft.compose.stacks.body import require_fit, unattached
+from weft.compose.stacks.descent import Descent, DescentConfig, Draw, Trained
+from weft.config import Config
+from weft.data.rows import UNTRAINED, Batch
+from weft.errors import ConfigError
+from weft.model.config import ModelConfig
+from weft.model.flat import over
+from weft.model.transformer import SectionModule
+from weft.rng import stream
+
+Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class RandomConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="random"):
+    """Any position may be replaced."""
+
+
+class EntropyConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="entropy"):
+    """Only positions may be replaced of which the first pass is unsure."""
+
+    threshold: Annotated[float, msgspec.Meta(ge=0, le=32, description="nats; its prediction has more of entropy")]
+
+
+class LatentConfig(Config, frozen=True, kw_only=True):
+    """How a member is trained on what it wrote itself."""
+
+    kind: Literal["same", "prev"] = "same"
+    select: RandomConfig | EntropyConfig = RandomConfig()
+    p0: Probability = 0.1
+    p1: Probability = 1.0
+    ramp: Annotated[float, msgspec.Meta(ge=0, le=1, description="share of all steps after which it is p1")] = 0.5
+    every: Annotated[int, msgspec.Meta(ge=1, le=10**6, description="steps, of which one has a second pass")] = 1
+    weight: Annotated[float, msgspec.Meta(gt=0, le=1, description="of the second pass in the loss")] = 0.5
+
+    def probability(self, number: int, num_steps: int) -> float:
+        """Return with which probability a position is replaced in a step."""
+        done = number / (self.ramp * num_steps) if self.ramp else 1.0
+        return self.p0 + (self.p1 - self.p0) * min(done, 1.0)
+
+
+class LatentDescent(Descent):
+    """Training of one member with a latent loop.
+
+    Args:
+        vector: of the body; it is copied.
+        seed: of which positions are replaced.
+    """
+
+    def __init__(
+        self,
+        config: LatentConfig,
+        training: DescentConfig,
+        space: Space,
+        member: tuple[ModelConfig, Float32[Tensor, " num"]],
+        draw: Draw,
+        seed: int,
+    ) -> None:
+        shape, vector = member
+        require_fit(shape, space, "the member")
+        self._flat = over(unattached(shape), vector.clone())
+        super().__init__(training, draw, {"member": Trained.of(self._flat)})
+        self._latent = config
+        self._space = space
+        self._seed = seed
+
+    @property
+    def vector(self) -> Float32[Tensor, " num"]:
+        """The member's, which further steps change."""
+        return self._flat.vector
+
+    def _loss(self, number: int) -> Tensor:
+        batch, config = self._draw(number), self._latent
+        probability = 0.0 if number % config.every else config.probability(number, self.config.steps)
+        chosen = stream(self._seed, "latents", number).random(tuple(batch.tokens.shape)) < probability
+        return loop_loss(config, self._space, self._flat.module, batch, torch.from_numpy(chosen))
+
+
+def loop_loss(
+    config: LatentConfig, space: Space, body: SectionModule, batch: Batch, chosen: Bool[Tensor, "batch tokens"]
+) -> Float32[Tensor, ""]:
+    """Return the loss of both passes; where no position is replaced, that of the first.
+
+    Args:
+        chosen: positions that may be replaced.
+    """
+    tokens, targets, positions = batch
+    embedded = space.begin(tokens)
+    made = body(embedded, positions=positions)
+    first = space.loss(made, targets)
+    latents = looped(config.kind, made.detach(), space.norm_eps)
+    replaced = replaceable(config, space, made.detach(), batch) & chosen.to(tokens.device)
+    counted = replaced & (targets != UNTRAINED)
+    if not counted.any():
+        return first
+    again = body(torch.where(replaced[..., None], latents, embedded), positions=positions)
+    second = cross_entropy(space.logits(again[counted]), targets[counted])
+    return (1 - config.weight) * first + config.weight * second
+
+
+def looped(
+    kind: Literal["same", "prev"], made: Float[Tensor, "batch tokens width"], eps: float
+) -> Float[Tensor, "batch tokens width"]:
+    """Return what may stand at each position; of kind "prev" nothing may at the first."""
+    latents = normed(made, eps)
+    return latents if kind == "same" else latents.roll(1, dims=1)
+
+
+@torch.no_grad()
+def replaceable(
+    config: LatentConfig, space: Space, made: Float[Tensor, "batch tokens width"], batch: Batch
+) -> Bool[Tensor, "batch tokens"]:
+    """Return at which positions something may stand in place of a token: of the same text, and unsure if asked for."""
+    allowed = torch.ones_like(batch.tokens, dtype=torch.bool)
+    if isinstance(config.select, EntropyConfig):
+        allowed = entropy(space.logits(made)) > config.select.threshold
+    if config.kind == "same":
+        return allowed
+    allowed = allowed.roll(1, dims=1)  # what stands there is what came out before
+    if batch.positions is None:
+        allowed[:, 0] = False
+        return allowed
+    return allowed & (batch.positions != 0)
+
+
+def entropy(logits: Float32[Tensor, "*dims vocab"]) -> Float32[Tensor, "*dims"]:
+    """Return the entropy of each prediction, in nats."""
+    logs = logits.log_softmax(-1)
+    return -(logs.exp() * logs).sum(-1)
+
+
+# --- COCONUT as published ---
+
+
+class Curriculum(Config, frozen=True, kw_only=True):
+    """In stage s the first s steps of each chain of thought are left out, and s c latent positions stand there."""
+
+    latents_per_step: Annotated[int, msgspec.Meta(ge=1, le=64, description="c")] = 2
+    epochs_per_stage: Annotated[int, msgspec.Meta(ge=1, le=10**4)] = 3
+    num_stages: Annotated[int, msgspec.Meta(ge=1, le=64, description="with latents; after them one without steps")] = 3
+    is_padded: bool = True
+    """In the stage after them: as many latent positions as in the last; else no more than the text had steps."""
+
+    def stage(self, epoch: int) -> int:
+        """Return the stage of an epoch; each begins with a new optimizer. In stage 0 nothing is left out."""
+        return min(epoch // self.epochs_per_stage, self.num_stages + 1)
+
+    def left_out(self, stage: int, num_steps: int) -> tuple[int, int]:
+        """Return how many steps of a text are left out, and how many latent positions stand there."""
+        if stage <= self.num_stages:
+            return min(stage, num_steps), stage * self.latents_per_step
+        stages = self.num_stages if self.is_padded else min(num_steps, self.num_stages)
+        return num_steps, stages * self.latents_per_step
+
+
+class Thought(NamedTuple):
+    """A text with a chain of thought, as tokens."""
+
+    question: Sequence[int]
+    steps: Sequence[Sequence[int]]
+    answer: Sequence[int]
+
+
+class Marks(NamedTuple):
+    """Tokens around the latent positions, and the one that fills them until a latent does."""
+
+    begin: int
+    end: int
+    filler: int
+
+
+class Staged(NamedTuple):
+    """A text of a stage: tokens, which positions are latent, and targets: -100 but for steps and answer."""
+
+    tokens: list[int]
+    is_latent: list[bool]
+    targets: list[int]
+
+
+def staged(curriculum: Curriculum, thought: Thought, stage: int, marks: Marks) -> Staged:
+    """Return what a text is in a stage; the targets are one position ahead of the tokens."""
+    skipped, num = curriculum.left_out(stage, len(thought.steps))
+    said = [token for step in thought.steps[skipped:] for token in step] + list(thought.answer)
+    before = [*thought.question, marks.begin, *[marks.filler] * num, marks.end]
+    tokens = before + said
+    first = len(thought.question) + 1
+    is_latent = [first <= place < first + num for place in range(len(tokens))]
+    targets = [UNTRAINED] * (len(before) - 1) + said + [UNTRAINED]
+    return Staged(tokens, is_latent, targets)
+
+
+def thinking(
+    space: Space, body: SectionModule, tokens: Int64[Tensor, "batch tokens"], is_latent: Bool[Tensor, "batch tokens"]
+) -> Float[Tensor, "batch tokens width"]:
+    """Return the residual stream over texts whose latent positions hold what came out at the position before.
+
+    As many passes as a text has latent positions, and one: the k-th fills the k-th of each text. Gradients flow through
+    all of them.
+
+    Raises:
+        ConfigError: a text begins with a latent position: nothing came out before it.
+    """
+    if bool(is_latent[:, 0].any()):
+        raise ConfigError("a text begins with a latent position, and nothing came out before it. Let a token begin it.")
+    x, order = space.begin(tokens), is_latent.cumsum(1)
+    for number in range(1, int(order.max()) + 1):
+        here = is_latent & (order == number)
+        stop = int(here.any(0).nonzero().max())  # all that this pass has to read lies before it
+        made = normed(body(x[:, :stop]), space.norm_eps)
+        filled = torch.where(here[:, 1 : stop + 1, None], made, x[:, 1 : stop + 1])
+        x = torch.cat((x[:, :1], filled, x[:, stop + 1 :]), dim=1)
+    left: Tensor = body(x)
+    return left
