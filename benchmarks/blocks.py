@@ -174,7 +174,7 @@ def train_all(kept: Kept, batches: Batches) -> None:
 
     def block(number: int) -> tuple[FlatModel, Loss]:
         flat = block_over(fresh(QUARTER, SEED + number), QUARTER, space, NOISE, (number, NUM_BLOCKS))
-        return flat, lambda batch, step: flat.block.loss(batch.tokens, batch.targets, SEED, step)
+        return flat, lambda batch, step: flat.block.loss_of_step(batch.tokens, batch.targets, SEED, step)
 
     once("end to end", lambda: decoder(SHAPE, SEED))
     for number in range(NUM_BLOCKS):

@@ -34,7 +34,7 @@ from weft.compose.blocks.noise import Noise, c_in, c_out, c_skip, loss_weight
 from weft.compose.space import Space, normed
 from weft.errors import ConfigError
 from weft.model.config import ModelConfig
-from weft.model.flat import FlatModel, Layout, Span, attach, layout
+from weft.model.flat import FlatModel, Layout, Span, layout
 from weft.model.initial import initial_vector
 from weft.model.layers import Block, KVCache, attend, rotation
 from weft.model.sections import Section
@@ -135,7 +135,7 @@ class DenoisingBlock(SectionModule):
         # D = c_skip z + c_out F
         return c_skip(sigma) * z + c_out(sigma) * normed(x, self.space.norm_eps)
 
-    def logits(
+    def predict(
         self, context: Context, z: Float[Tensor, "batch tokens width"], sigma: Float32[Tensor, "batch tokens"]
     ) -> Float32[Tensor, "batch tokens vocab"]:
         """Return the logits of each next token. The arguments are those of `denoise`."""
@@ -143,7 +143,7 @@ class DenoisingBlock(SectionModule):
 
     # --- what it is trained by ---
 
-    def loss(
+    def loss_of_step(
         self, tokens: Int64[Tensor, "batch tokens"], targets: Int64[Tensor, "batch tokens"], seed: int, step: int
     ) -> Float32[Tensor, ""]:
         """Return the loss of a training step, at levels and with noise that belong to seed and step.
@@ -166,7 +166,7 @@ class DenoisingBlock(SectionModule):
         is_predicted = targets >= 0
         # z = y + sigma n
         z = self.space.begin(targets.clamp(min=0)) + sigma[..., None] * noise
-        logits = self.logits(self.read(tokens), z, sigma)
+        logits = self.predict(self.read(tokens), z, sigma)
         losses = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
         return (loss_weight(sigma) * losses).sum() / is_predicted.sum().clamp(min=1)
 
@@ -239,7 +239,7 @@ class FlatBlock(FlatModel):
                 f"the block has {self.layout.num_parameters:,} parameters, the vector {vector.numel():,} numbers. They "
                 "belong to different configs."
             )
-        attach(block, body_of(block.config, vector))
+        block.angle_bits = block.angle_bits.to(vector.device)
         for span in self.layout:
             owner, _, leaf = span.name.rpartition(".")
             parameter = nn.Parameter(self.layout.view(vector, span))

@@ -91,7 +91,7 @@ class Denoiser:
         z = (sigmas[0] * noise).expand(batch, num_tokens, -1)
         for number, sigma in enumerate(sigmas):
             block, context = self.blocks[number // self.num_steps], contexts[number // self.num_steps]
-            logits = block.logits(context, z, torch.full((batch, num_tokens), sigma, device=z.device))
+            logits = block.predict(context, z, torch.full((batch, num_tokens), sigma, device=z.device))
             yield logits
             if number + 1 < len(sigmas):
                 clean = softmax(logits, -1) @ table

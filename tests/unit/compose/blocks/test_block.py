@@ -14,7 +14,7 @@ from weft.errors import ConfigError
 from weft.ids import Digest
 from weft.model.config import ModelConfig
 from weft.model.flat import assemble, layout
-from weft.model.layers import KVCache, rotate, rotation
+from weft.model.layers import Block, KVCache, rotate, rotation
 from weft.sync.method.choices import AdamWConfig, MuonConfig
 from weft.training import optimizer
 
@@ -65,10 +65,13 @@ def reference(block: DenoisingBlock, tokens: Tensor, z: Tensor, sigma: Tensor) -
     is_seen[:num, :num] = is_seen[num:, :num] = torch.ones(num, num, dtype=torch.bool).tril()
     turn = rotation(block.angle_bits.view(torch.float32), 0, num)
     for name, layer in block.layers.items():
-        gains = waves @ block.gains[name].weight.T
+        assert isinstance(layer, Block)
+        gains = waves @ block.get_parameter(f"gains.{name}.weight").T
         none = torch.zeros(*gains.shape[:-1], WIDTH)
         attention_gain, ffn_gain = (1 + torch.cat((none, each), 1) for each in gains.split(WIDTH, -1))
         attention = layer.attention
+        assert attention.q_norm is not None
+        assert attention.k_norm is not None
         h = normed(x, CONFIG.norm_eps) * layer.attention_norm.weight * attention_gain
         q, k, v = (h @ attention.qkv.weight.T).split([WIDTH, WIDTH // 2, WIDTH // 2], -1)
         q, k, v = (each.view(2, 2 * num, -1, 4) for each in (q, k, v))
@@ -89,7 +92,7 @@ def reference(block: DenoisingBlock, tokens: Tensor, z: Tensor, sigma: Tensor) -
 
 def test_two_streams_are_one_sequence_of_clean_and_noisy_rows_under_a_mask() -> None:
     block, (z, sigma, _) = block_of().block, drawn()
-    found = block.logits(block.read(TOKENS), z, sigma)
+    found = block.predict(block.read(TOKENS), z, sigma)
     torch.testing.assert_close(found, reference(block, TOKENS, z, sigma), atol=1e-5, rtol=1e-4)
 
 
@@ -104,10 +107,10 @@ def test_a_block_whose_target_is_all_noise_is_an_ordinary_decoder_of_its_layers(
     noise = normals((2, LENGTH, WIDTH), 3, "noise")
     for far in (1e6, 1e9):
         sigma = torch.full((2, LENGTH), far)
-        found = flat.block.logits(flat.block.read(TOKENS), SPACE.embed[TARGETS] + far * noise, sigma)
+        found = flat.block.predict(flat.block.read(TOKENS), SPACE.embed[TARGETS] + far * noise, sigma)
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
     z, sigma, _ = drawn()
-    assert not torch.allclose(flat.block.logits(flat.block.read(TOKENS), z, sigma), expected, atol=1e-2)
+    assert not torch.allclose(flat.block.predict(flat.block.read(TOKENS), z, sigma), expected, atol=1e-2)
     plain = SPACE.logits(flat.block(SPACE.begin(TOKENS)))  # called as a module it is a body
     torch.testing.assert_close(plain, expected, atol=1e-5, rtol=1e-4)
 
@@ -119,12 +122,12 @@ def test_the_context_sees_neither_targets_nor_noise() -> None:
     one = flat.block.read(TOKENS)
     changed = z.clone()
     changed[:, 4] += 3.0
-    before, after = (flat.block.logits(one, each, sigma) for each in (z, changed))
+    before, after = (flat.block.predict(one, each, sigma) for each in (z, changed))
     is_same = (before == after).all(-1)
     assert is_same.sum() == 2 * (LENGTH - 1)  # no other query saw that target
     assert not is_same[:, 4].any()
     z.requires_grad_()
-    gradients = torch.autograd.grad(flat.block.logits(flat.block.read(TOKENS), z, sigma)[:, 6].sum(), z)[0]
+    gradients = torch.autograd.grad(flat.block.predict(flat.block.read(TOKENS), z, sigma)[:, 6].sum(), z)[0]
     assert gradients[:, 6].abs().sum() > 0
     assert gradients[:, [*range(6), *range(7, LENGTH)]].abs().sum() == 0
 
@@ -133,17 +136,17 @@ def test_tokens_after_a_place_change_nothing_up_to_it() -> None:
     flat, (z, sigma, _) = block_of(), drawn()
     changed = TOKENS.clone()
     changed[:, 6:] = (changed[:, 6:] + 1) % VOCAB
-    before, after = (flat.block.logits(flat.block.read(each), z, sigma) for each in (TOKENS, changed))
+    before, after = (flat.block.predict(flat.block.read(each), z, sigma) for each in (TOKENS, changed))
     torch.testing.assert_close(before[:, :6], after[:, :6])
     assert (before[:, 6:] - after[:, 6:]).abs().amax(-1).gt(1e-5).all()
 
 
 def test_the_loss_is_weighted_cross_entropy_of_what_is_predicted() -> None:
     flat, (z, sigma, noise) = block_of(), drawn()
-    losses = cross_entropy(flat.block.logits(flat.block.read(TOKENS), z, sigma).mT, TARGETS, reduction="none")
+    losses = cross_entropy(flat.block.predict(flat.block.read(TOKENS), z, sigma).mT, TARGETS, reduction="none")
     torch.testing.assert_close(flat.block.loss_at(TOKENS, TARGETS, sigma, noise), (loss_weight(sigma) * losses).mean())
     torch.testing.assert_close(
-        flat.block.loss(TOKENS, TARGETS, 0, 0), flat.block.loss_at(TOKENS, TARGETS, sigma, noise)
+        flat.block.loss_of_step(TOKENS, TARGETS, 0, 0), flat.block.loss_at(TOKENS, TARGETS, sigma, noise)
     )
     some = TARGETS.clone()
     some[:, 3:] = -100
@@ -165,7 +168,7 @@ def test_a_target_that_noise_does_not_hide_is_read_off() -> None:
 
 def test_no_gradient_leaves_a_block() -> None:
     first, second = block_of(number=0, num_blocks=2), block_of(seed=2, number=1, num_blocks=2)
-    first.block.loss(TOKENS, TARGETS, 0, 0).backward()  # type: ignore[no-untyped-call]
+    first.block.loss_of_step(TOKENS, TARGETS, 0, 0).backward()  # type: ignore[no-untyped-call]
     assert not second.gradient.any()
     assert all(each.grad is None and not each.requires_grad for each in (SPACE.embed, SPACE.norm, SPACE.head))
     reached = [span.name for span in first.layout if first.layout.view(first.gradient, span).any()]
@@ -174,7 +177,7 @@ def test_no_gradient_leaves_a_block() -> None:
 
 def test_a_fresh_block_takes_no_heed_of_noise_and_can_learn_to() -> None:
     flat = block_over(fresh(CONFIG, 1), CONFIG, SPACE, NOISE, (0, 1))
-    flat.block.loss(TOKENS, TARGETS, 0, 0).backward()  # type: ignore[no-untyped-call]
+    flat.block.loss_of_step(TOKENS, TARGETS, 0, 0).backward()  # type: ignore[no-untyped-call]
     for name in ("target.weight", "gains.0.weight", "gains.1.weight"):
         parameter = flat.block.get_parameter(name)
         assert not parameter.any()
@@ -189,7 +192,7 @@ def test_optimizers_train_a_block_as_any_model(config: AdamWConfig | MuonConfig)
     losses = []
     for step in range(12):
         flat.zero_gradient()
-        loss = flat.block.loss(TOKENS, TARGETS, 0, step)
+        loss = flat.block.loss_of_step(TOKENS, TARGETS, 0, step)
         loss.backward()  # type: ignore[no-untyped-call]
         optimize.step(0.01)
         losses.append(loss.item())
@@ -216,12 +219,12 @@ def test_a_text_may_be_read_in_parts(cut: tuple[int, ...]) -> None:
     flat, (z, sigma, _) = block_of(), drawn()
     cache = KVCache(CONFIG, batch=2, capacity=LENGTH, device=torch.device("cpu"))
     found = [
-        flat.block.logits(flat.block.read(tokens, cache), noisy, level)
+        flat.block.predict(flat.block.read(tokens, cache), noisy, level)
         for tokens, noisy, level in zip(*(each.split(cut, 1) for each in (TOKENS, z, sigma)), strict=True)
     ]
-    whole = flat.block.logits(flat.block.read(TOKENS), z, sigma)
+    whole = flat.block.predict(flat.block.read(TOKENS), z, sigma)
     torch.testing.assert_close(torch.cat(found, 1), whole, atol=1e-5, rtol=1e-4)
-    last = flat.block.logits(flat.block.read(TOKENS).last(), z[:, -1:], sigma[:, -1:])
+    last = flat.block.predict(flat.block.read(TOKENS).last(), z[:, -1:], sigma[:, -1:])
     torch.testing.assert_close(last, whole[:, -1:], atol=1e-5, rtol=1e-4)
 
 

@@ -34,7 +34,7 @@ from weft.ids import Digest
 from weft.model.config import ModelConfig
 from weft.model.flat import over
 from weft.model.initial import initial_vector
-from weft.model.layers import rotate, rotation
+from weft.model.layers import Block, rotate, rotation
 from weft.model.sections import Section
 from weft.model.transformer import SectionModule
 from weft.sync.method.choices import AdamWConfig
@@ -151,6 +151,7 @@ def reference_of_all(body: SectionModule, x: Tensor) -> Tensor:
     """Return an encoder's output, written out: attention without any mask."""
     turn = rotation(body.angle_bits.view(torch.float32), 0, x.shape[1])
     for layer in body.layers.values():
+        assert isinstance(layer, Block)
         h = normed(x, CONFIG.norm_eps) * layer.attention_norm.weight
         q, k, v = (each.view(*x.shape[:2], 2, 8) for each in (h @ layer.attention.qkv.weight.T).chunk(3, -1))
         weights = (torch.einsum("bqhd,bkhd->bhqk", rotate(q, turn), rotate(k, turn)) / 8**0.5).softmax(-1)
