@@ -70,7 +70,7 @@ class Noise:
         """Return the level that so large a share of draws has more noise than: a deviation in each channel."""
         # F(sigma) = F(high) - share (F(high) - F(low)),  ln sigma = mean + std F^-1(...)
         low, high = _ends(self.config)
-        normal = ndtri(high - share * (high - low))
+        normal: Tensor = ndtri(high - share * (high - low))
         return (self.config.mean + self.config.std * normal).exp() * sqrt(self.width)
 
     def share_of(self, sigma: Float[Tensor, "*dims"]) -> Float64[Tensor, "*dims"]:
@@ -109,7 +109,8 @@ def normals(shape: tuple[int, ...], seed: int, *name: str | int) -> Float32[Tens
 
 def _quantile(config: NoiseConfig, lengths: Float64[Tensor, "*dims"]) -> Float64[Tensor, "*dims"]:
     """Return the share of draws below a level, were they not cut off."""
-    return ndtr((lengths.log() - config.mean) / config.std)
+    quantile: Tensor = ndtr((lengths.log() - config.mean) / config.std)
+    return quantile
 
 
 def _ends(config: NoiseConfig) -> tuple[float, float]:
