@@ -38,8 +38,8 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.report import FOLDER, load, load_line, table, whole
 from weft.compose.blocks.block import DenoisingBlock, block_over, fresh
-from weft.compose.blocks.decode import Denoiser
-from weft.compose.blocks.noise import Noise, NoiseConfig
+from weft.compose.blocks.decode import DenoisingModel
+from weft.compose.blocks.noise import NoiseConfig, NoiseLevels
 from weft.compose.space import Space
 from weft.data.batch import Batches
 from weft.data.corpus import CorpusConfig
@@ -75,7 +75,7 @@ SHAPE = ModelConfig(
     has_qk_norm=True,
 )
 QUARTER = msgspec.structs.replace(SHAPE, num_layers=SHAPE.num_layers // NUM_BLOCKS)
-NOISE = Noise(NoiseConfig(), SHAPE.width)
+NOISE = NoiseLevels(NoiseConfig(), SHAPE.width)
 
 Loss = Callable[[Batch, int], Tensor]
 
@@ -208,13 +208,13 @@ def evaluate_all(kept: Kept, batches: Batches) -> None:
             note(name, likelihoods)
         alone = torch.stack([told[f"alone {number}"] for number in range(NUM_BLOCKS)])
         note("ensemble", torch.logsumexp(alone, 0) - log(NUM_BLOCKS))
-        model = Denoiser(blocks)
+        model = DenoisingModel(blocks)
         for number, logits in enumerate(model.exits(model.read(batch.tokens), model.noise(SEED, 0)[:SEQ_LEN])):
             note(f"exit {number}", of_targets(logits, batch))
         for num_steps in (1, 4):
-            model = Denoiser(blocks, num_steps)
+            model = DenoisingModel(blocks, num_steps)
             note(f"draws 1, steps {num_steps}", model.log_likelihoods(batch.tokens, batch.targets, SEED, 1))
-        model = Denoiser(blocks)
+        model = DenoisingModel(blocks)
         note(f"draws {DRAWS}", model.log_likelihoods(batch.tokens, batch.targets, SEED, DRAWS))
     kept.losses, kept.seconds["evaluation"] = found, time.process_time() - began
     kept.save()

@@ -30,7 +30,7 @@ from msgspec import UNSET
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from weft.compose.blocks.noise import Noise, c_in, c_out, c_skip, loss_weight
+from weft.compose.blocks.noise import NoiseLevels, c_in, c_out, c_skip, loss_weight
 from weft.compose.space import Space, normed
 from weft.errors import ConfigError
 from weft.model.config import ModelConfig
@@ -71,19 +71,19 @@ class DenoisingBlock(SectionModule):
         number: which of `num_blocks` equal parts of the noise levels is its own; 0 has the most noise.
     """
 
-    def __init__(self, config: ModelConfig, space: Space, noise: Noise, number: int, num_blocks: int) -> None:
+    def __init__(self, config: ModelConfig, space: Space, levels: NoiseLevels, number: int, num_blocks: int) -> None:
         if config.adapter is not UNSET:
             raise ConfigError("a block with an adapter: merge the adapter into its base first.")
-        if not config.width == space.width == noise.width:
+        if not config.width == space.width == levels.width:
             raise ConfigError(
-                f"a block of width {config.width} in a space of {space.width} with noise for {noise.width}: give all "
+                f"a block of width {config.width} in a space of {space.width} with noise for {levels.width}: give all "
                 "three the width of the space."
             )
         if not 0 <= number < num_blocks:
             raise ConfigError(f"block {number} of {num_blocks}: blocks are numbered from 0 to {num_blocks - 1}.")
         super().__init__(config, _middle(config))
         self.space = space
-        self.levels = noise
+        self.levels = levels
         self.number = number
         self.num_blocks = num_blocks
         self.target = nn.Linear(config.width, config.width, bias=False)
@@ -248,7 +248,7 @@ class FlatBlock(FlatModel):
 
 
 def block_over(
-    vector: Float[Tensor, " num"], config: ModelConfig, space: Space, noise: Noise, place: tuple[int, int]
+    vector: Float[Tensor, " num"], config: ModelConfig, space: Space, levels: NoiseLevels, place: tuple[int, int]
 ) -> FlatBlock:
     """Return a block over `vector`, which is not copied.
 
@@ -259,7 +259,7 @@ def block_over(
         ConfigError: the vector is not as long as the block, or it does not fit the space.
     """
     with torch.device("meta"):
-        block = DenoisingBlock(config, space, noise, *place)
+        block = DenoisingBlock(config, space, levels, *place)
     return FlatBlock(block, vector)
 
 

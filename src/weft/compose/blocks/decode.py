@@ -35,7 +35,7 @@ from weft.model.layers import KVCache
 
 
 @dataclass(frozen=True, eq=False)
-class Denoiser:
+class DenoisingModel:
     """
     Args:
         blocks: of one space and one cut of the noise levels, all of them, in order.

@@ -199,7 +199,7 @@ def mask_row(space: Space) -> Float32[Tensor, " width"]:
 # --- below a causal top ---
 
 
-class Member(NamedTuple):
+class StackedBody(NamedTuple):
     """A body of a stack, and whether its places see all of a text."""
 
     body: SectionModule
@@ -207,7 +207,7 @@ class Member(NamedTuple):
 
 
 def logits(
-    space: Space, members: Sequence[Member], tokens: Int64[Tensor, "batch tokens"]
+    space: Space, members: Sequence[StackedBody], tokens: Int64[Tensor, "batch tokens"]
 ) -> Float32[Tensor, "batch tokens vocab"]:
     """Return the logits of each next token in one pass, each member reading at root mean square 1 what the last made.
 
@@ -225,7 +225,7 @@ def logits(
 
 
 def prefix_logits(
-    space: Space, members: Sequence[Member], tokens: Int64[Tensor, " tokens"], places: Int64[Tensor, " places"]
+    space: Space, members: Sequence[StackedBody], tokens: Int64[Tensor, " tokens"], places: Int64[Tensor, " places"]
 ) -> Float32[Tensor, "places vocab"]:
     """Return the logits of the token after each of `places`, computed of the tokens up to there alone.
 
@@ -243,7 +243,7 @@ def prefix_logits(
 
 def _through(
     space: Space,
-    members: Sequence[Member],
+    members: Sequence[StackedBody],
     tokens: Int64[Tensor, "batch tokens"],
     num_seen: Int64[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, "batch tokens width"]:

@@ -55,7 +55,7 @@ class NoiseConfig(Config, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Noise:
+class NoiseLevels:
     """
     Args:
         width: of the space.
@@ -71,7 +71,8 @@ class Noise:
         # F(sigma) = F(high) - share (F(high) - F(low)),  ln sigma = mean + std F^-1(...)
         low, high = _ends(self.config)
         normal: Tensor = ndtri(high - share * (high - low))
-        return (self.config.mean + self.config.std * normal).exp() * sqrt(self.width)
+        lengths = (self.config.mean + self.config.std * normal).exp().clamp(self.config.low, self.config.high)
+        return lengths * sqrt(self.width)
 
     def share_of(self, sigma: Float[Tensor, "*dims"]) -> Float64[Tensor, "*dims"]:
         """Return the share of draws with more noise; 0 at the highest level and above it, 1 at the lowest and below."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from weft.compose.blocks.block import DenoisingBlock, FlatBlock, block_layout, block_over, body_of, fresh
-from weft.compose.blocks.noise import Noise, NoiseConfig, c_in, c_out, c_skip, loss_weight, normals
+from weft.compose.blocks.noise import NoiseConfig, NoiseLevels, c_in, c_out, c_skip, loss_weight, normals
 from weft.compose.space import Space, normed
 from weft.errors import ConfigError
 from weft.ids import Digest
@@ -29,7 +29,7 @@ CONFIG = ModelConfig(
     max_seq_len=32,
     has_qk_norm=True,
 )
-NOISE = Noise(NoiseConfig(), WIDTH)
+NOISE = NoiseLevels(NoiseConfig(), WIDTH)
 SPACE = Space(
     normed(normals((VOCAB, WIDTH), 0, "embed"), 0.0),
     torch.ones(WIDTH),

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from weft.compose.blocks.block import DenoisingBlock, block_over, fresh
-from weft.compose.blocks.decode import Denoiser
-from weft.compose.blocks.noise import Noise, NoiseConfig, normals
+from weft.compose.blocks.decode import DenoisingModel
+from weft.compose.blocks.noise import NoiseConfig, NoiseLevels, normals
 from weft.compose.space import Space, normed
 from weft.errors import ConfigError
 from weft.ids import Digest
@@ -22,7 +22,7 @@ VOCAB, WIDTH, LENGTH = 13, 16, 9
 CONFIG = ModelConfig(
     vocab_size=VOCAB, num_layers=1, num_heads=4, num_kv_heads=2, width=WIDTH, ffn_width=24, max_seq_len=16
 )
-NOISE = Noise(NoiseConfig(), WIDTH)
+NOISE = NoiseLevels(NoiseConfig(), WIDTH)
 SPACE = Space(
     normed(normals((VOCAB, WIDTH), 0, "embed"), 0.0),
     torch.ones(WIDTH),
@@ -34,18 +34,18 @@ TOKENS = torch.arange(2 * LENGTH).view(2, LENGTH) * 5 % VOCAB
 TARGETS = TOKENS.roll(-1, 1)
 
 
-def block_of(number: int, num_blocks: int, space: Space = SPACE, noise: Noise = NOISE) -> DenoisingBlock:
+def block_of(number: int, num_blocks: int, space: Space = SPACE, noise: NoiseLevels = NOISE) -> DenoisingBlock:
     vector = fresh(CONFIG, number)
     vector += 0.2 * normals((len(vector),), number, "moved")
     block = block_over(vector, CONFIG, space, noise, (number, num_blocks)).block
     return block.requires_grad_(False)
 
 
-def denoiser(num_blocks: int = 3, num_steps: int = 1) -> Denoiser:
-    return Denoiser([block_of(number, num_blocks) for number in range(num_blocks)], num_steps)
+def model_of(num_blocks: int = 3, num_steps: int = 1) -> DenoisingModel:
+    return DenoisingModel([block_of(number, num_blocks) for number in range(num_blocks)], num_steps)
 
 
-def reference(model: Denoiser, tokens: Tensor, noise: Tensor) -> Tensor:
+def reference(model: DenoisingModel, tokens: Tensor, noise: Tensor) -> Tensor:
     """Return the last logits of Euler's method on dz / dsigma = (z - D(z, sigma)) / sigma, from pure noise on."""
     num = len(model.blocks) * model.num_steps
     sigmas = [float(NOISE.sigma_of(torch.tensor(each / num, dtype=torch.float64))) for each in range(num)]
@@ -60,7 +60,7 @@ def reference(model: Denoiser, tokens: Tensor, noise: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("num_steps", [1, 3])
 def test_blocks_are_steps_of_eulers_method(num_steps: int) -> None:
-    model = denoiser(num_steps=num_steps)
+    model = model_of(num_steps=num_steps)
     noise = model.noise(0, 0)
     found = model.logits(model.read(TOKENS), noise[:LENGTH])
     torch.testing.assert_close(found, reference(model, TOKENS, noise), atol=1e-5, rtol=1e-4)
@@ -68,7 +68,7 @@ def test_blocks_are_steps_of_eulers_method(num_steps: int) -> None:
 
 
 def test_each_block_is_asked_at_its_own_levels() -> None:
-    model = denoiser(4, 2)
+    model = model_of(4, 2)
     cuts = NOISE.cuts(4).tolist()
     for step, sigma in enumerate(model.sigmas):
         assert cuts[step // 2 + 1] < sigma <= cuts[step // 2] * (1 + 1e-12)
@@ -76,7 +76,7 @@ def test_each_block_is_asked_at_its_own_levels() -> None:
 
 
 def test_tokens_after_a_place_change_nothing_up_to_it() -> None:
-    model, changed = denoiser(), TOKENS.clone()
+    model, changed = model_of(), TOKENS.clone()
     changed[:, 5:] = (changed[:, 5:] + 1) % VOCAB
     before, after = (model.logits(model.read(each), model.noise(0, 0)[:LENGTH]) for each in (TOKENS, changed))
     torch.testing.assert_close(before[:, :5], after[:, :5])
@@ -85,7 +85,7 @@ def test_tokens_after_a_place_change_nothing_up_to_it() -> None:
 
 def test_every_mean_over_draws_is_a_likelihood_that_no_target_changes() -> None:
     """Probabilities of all next tokens sum to 1, for noise knows neither texts nor targets."""
-    model = denoiser()
+    model = model_of()
     for num_draws in (1, 5):
         every = [model.log_likelihoods(TOKENS, torch.full_like(TOKENS, token), 0, num_draws) for token in range(VOCAB)]
         torch.testing.assert_close(torch.stack(every).exp().sum(0), torch.ones(2, LENGTH, dtype=torch.float64))
@@ -96,7 +96,7 @@ def test_every_mean_over_draws_is_a_likelihood_that_no_target_changes() -> None:
 
 
 def test_the_mean_over_draws_loses_less_than_draws_on_the_mean() -> None:
-    model = denoiser()
+    model = model_of()
     contexts, losses = model.read(TOKENS), []
     for draw in range(6):
         logits = model.logits(contexts, model.noise(0, draw)[:LENGTH])
@@ -107,7 +107,7 @@ def test_the_mean_over_draws_loses_less_than_draws_on_the_mean() -> None:
 
 
 def test_what_is_not_predicted_counts_nothing() -> None:
-    model, some = denoiser(), TARGETS.clone()
+    model, some = model_of(), TARGETS.clone()
     some[:, 4:] = -100
     found = model.log_likelihoods(TOKENS, some, 0, 2)
     assert (found[:, 4:] == 0).all()
@@ -115,7 +115,7 @@ def test_what_is_not_predicted_counts_nothing() -> None:
 
 
 def test_a_text_has_the_tokens_that_are_likeliest_when_it_is_read_whole() -> None:
-    model, prompt = denoiser(), [3, 1, 4]
+    model, prompt = model_of(), [3, 1, 4]
     text = [*prompt, *model.generate(prompt, Sampling(max_new_tokens=8, temperature=0.0), 2, stream(0, "text"))]
     logits = model.logits(model.read(torch.tensor([text])), model.noise(2, 0)[: len(text)])
     assert logits[0, 2:-1].argmax(-1).tolist() == text[3:]
@@ -123,7 +123,7 @@ def test_a_text_has_the_tokens_that_are_likeliest_when_it_is_read_whole() -> Non
 
 
 def test_a_text_is_drawn_again_by_its_seed_and_may_outgrow_the_context() -> None:
-    model, sampling = denoiser(), Sampling(max_new_tokens=3 * CONFIG.max_seq_len, temperature=1.0)
+    model, sampling = model_of(), Sampling(max_new_tokens=3 * CONFIG.max_seq_len, temperature=1.0)
     texts = [[*model.generate([3], sampling, 2, stream(7, "text"))] for _ in range(2)]
     assert texts[0] == texts[1]
     assert len(texts[0]) == 3 * CONFIG.max_seq_len
@@ -134,17 +134,17 @@ def test_a_text_is_drawn_again_by_its_seed_and_may_outgrow_the_context() -> None
 
 def test_blocks_that_do_not_belong_together_are_refused() -> None:
     with pytest.raises(ConfigError, match="blocks none"):
-        Denoiser([])
+        DenoisingModel([])
     with pytest.raises(ConfigError, match="1 of 2, 0 of 2"):
-        Denoiser([block_of(1, 2), block_of(0, 2)])
+        DenoisingModel([block_of(1, 2), block_of(0, 2)])
     other = Space(SPACE.embed, SPACE.norm, SPACE.head * 2, SPACE.norm_eps, SPACE.tokenizer)
     with pytest.raises(ConfigError, match="another space: head differ"):
-        Denoiser([block_of(0, 2), block_of(1, 2, other)])
+        DenoisingModel([block_of(0, 2), block_of(1, 2, other)])
     with pytest.raises(ConfigError, match="other noise levels"):
-        Denoiser([block_of(0, 2), block_of(1, 2, noise=Noise(NoiseConfig(low=0.5), WIDTH))])
+        DenoisingModel([block_of(0, 2), block_of(1, 2, noise=NoiseLevels(NoiseConfig(low=0.5), WIDTH))])
     with pytest.raises(ConfigError, match="at least 1"):
-        denoiser(num_steps=0)
+        model_of(num_steps=0)
     with pytest.raises(ConfigError, match="outside the space"):
-        denoiser().generate([VOCAB], Sampling(), 0, stream(0))
+        model_of().generate([VOCAB], Sampling(), 0, stream(0))
     with pytest.raises(ConfigError, match="is empty"):
-        denoiser().generate([], Sampling(), 0, stream(0))
+        model_of().generate([], Sampling(), 0, stream(0))

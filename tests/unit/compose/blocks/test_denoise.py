@@ -18,7 +18,7 @@ from weft.compose.blocks.denoise import (
     BertConfig,
     Denoiser,
     Masked,
-    Member,
+    StackedBody,
     bert,
     denoising_loss,
     logits,
@@ -201,7 +201,7 @@ def test_a_body_learns_to_tell_what_was_masked() -> None:
 
 # --- below a causal top ---
 
-STACK = [Member(BODY, sees_all=True), Member(TOP, sees_all=False)]
+STACK = [StackedBody(BODY, sees_all=True), StackedBody(TOP, sees_all=False)]
 PLACES = torch.arange(LENGTH)
 
 

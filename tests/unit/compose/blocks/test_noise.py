@@ -6,7 +6,7 @@ from statistics import NormalDist
 import pytest
 import torch
 
-from weft.compose.blocks.noise import SIGMA_DATA, Noise, NoiseConfig, c_in, c_out, c_skip, loss_weight, normals
+from weft.compose.blocks.noise import SIGMA_DATA, NoiseConfig, NoiseLevels, c_in, c_out, c_skip, loss_weight, normals
 from weft.errors import ConfigError
 
 WIDTH = 16
@@ -34,7 +34,7 @@ def reference_cuts(config: NoiseConfig, num_blocks: int) -> list[float]:
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("num_blocks", [1, 4, 7])
 def test_blocks_have_equal_parts_of_all_draws(config: NoiseConfig, num_blocks: int) -> None:
-    noise = Noise(config, WIDTH)
+    noise = NoiseLevels(config, WIDTH)
     cuts = noise.cuts(num_blocks).tolist()
     assert cuts == pytest.approx(reference_cuts(config, num_blocks), rel=1e-6)
     assert cuts[0] == pytest.approx(config.high * sqrt(WIDTH))
@@ -45,7 +45,7 @@ def test_blocks_have_equal_parts_of_all_draws(config: NoiseConfig, num_blocks: i
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_level_is_told_by_its_share_and_back(config: NoiseConfig) -> None:
-    noise, share = Noise(config, WIDTH), torch.linspace(0, 1, 33, dtype=torch.float64)
+    noise, share = NoiseLevels(config, WIDTH), torch.linspace(0, 1, 33, dtype=torch.float64)
     sigma = noise.sigma_of(share)
     torch.testing.assert_close(noise.share_of(sigma), share, atol=1e-9, rtol=0)
     expected = [reference_share(config, float(each) / sqrt(WIDTH)) for each in sigma]
@@ -55,7 +55,7 @@ def test_a_level_is_told_by_its_share_and_back(config: NoiseConfig) -> None:
 
 
 def test_draws_of_a_block_lie_in_its_part_and_fill_it_evenly() -> None:
-    noise = Noise(NoiseConfig(), WIDTH)
+    noise = NoiseLevels(NoiseConfig(), WIDTH)
     cuts = noise.cuts(4).tolist()
     for block in range(4):
         sigma, numbers = noise.draw(block, 4, 7, 0, (32, 64))
@@ -70,7 +70,7 @@ def test_draws_of_a_block_lie_in_its_part_and_fill_it_evenly() -> None:
 
 
 def test_draws_belong_to_seed_block_and_step() -> None:
-    noise = Noise(NoiseConfig(), WIDTH)
+    noise = NoiseLevels(NoiseConfig(), WIDTH)
 
     def draw(block: int, seed: int, step: int) -> torch.Tensor:
         sigma, numbers = noise.draw(block, 2, seed, step, (2, 3))
@@ -104,7 +104,7 @@ def test_preconditioned_inputs_and_targets_have_variance_one() -> None:
 
 def test_what_a_noisy_target_tells_is_bounded_whatever_the_width() -> None:
     for width in (16, 128, 4096):
-        noise = Noise(NoiseConfig(), width)
+        noise = NoiseLevels(NoiseConfig(), width)
         assert noise.most_told(sqrt(width)) == pytest.approx(0.5, abs=0.02)  # at one length of a row
         assert noise.most_told(10 * sqrt(width)) == pytest.approx(0.005, rel=0.01)
         assert noise.most_told(0.1 * sqrt(width)) > log(256)  # any byte
