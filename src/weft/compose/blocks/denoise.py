@@ -12,7 +12,7 @@ token t + 1 has to be computed of tokens 0..t alone, body and top both, anew for
 
 Masks are drawn by seed and step. A space has no token for the mask: its row is the mean of all rows, as frozen as they.
 
-BERT: arXiv:1810.04805, section 3.1. UL2's seven denoisers: arXiv:2205.05131, table 2, equally often. There a span
+BERT: arXiv:1810.04805, section 3.1. The seven denoisers of UL2: arXiv:2205.05131, here equally often. There a span
 becomes one token and the decoder writes what was in it; here each token of a span is masked and told at its own place,
 as in SpanBERT, arXiv:1907.10529, for a body returns as many places as it takes. Spans are cut as T5 cuts them,
 arXiv:1910.10683: so many tokens in so many spans, every such cut equally likely.

@@ -104,7 +104,7 @@ def test_a_denoiser_masks_its_share_in_spans_of_its_length(denoiser: Denoiser) -
             assert runs(row)[-1][0] is True
 
 
-def test_uls_denoisers_are_those_of_its_table_and_equally_often() -> None:
+def test_ul2_has_seven_denoisers_and_takes_each_equally_often() -> None:
     assert [len(each) for each in (REGULAR, SEQUENTIAL, EXTREME)] == [2, 1, 4]
     assert {(each.share, each.mean_length) for each in UL2} == {
         (0.15, 3), (0.15, 8), (0.25, None), (0.5, 3), (0.5, 8), (0.15, 64), (0.5, 64)
