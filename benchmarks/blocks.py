@@ -14,6 +14,7 @@ was chosen for none of them:
 
 Losses are of held-out windows, in nats per token; +- is the standard error over windows, of a gap that of paired ones.
 One draw is how BlockTrain tells its loss; a text is drawn from the mean over all draws (`weft.compose.blocks.decode`).
+Noise is drawn as usual or is 0, which no block was trained for: both are language models, for no target is asked.
 """
 
 import argparse
@@ -209,8 +210,10 @@ def evaluate_all(kept: Kept, batches: Batches) -> None:
         alone = torch.stack([told[f"alone {number}"] for number in range(NUM_BLOCKS)])
         note("ensemble", torch.logsumexp(alone, 0) - log(NUM_BLOCKS))
         model = DenoisingModel(blocks)
-        for number, logits in enumerate(model.exits(model.read(batch.tokens), model.noise(SEED, 0)[:SEQ_LEN])):
+        contexts, noise = model.read(batch.tokens), model.noise(SEED, 0)[:SEQ_LEN]
+        for number, logits in enumerate(model.exits(contexts, noise)):
             note(f"exit {number}", of_targets(logits, batch))
+        note("no noise", of_targets(model.logits(contexts, torch.zeros_like(noise)), batch))
         for num_steps in (1, 4):
             model = DenoisingModel(blocks, num_steps)
             note(f"draws 1, steps {num_steps}", model.log_likelihoods(batch.tokens, batch.targets, SEED, 1))
@@ -247,6 +250,7 @@ def report(kept: Kept, before: float | None) -> None:
         row(f"{NUM_BLOCKS} blocks of {layers} layers, one draw", "draws 1, steps 1", *blocks),
         row(f"the same, mean over {DRAWS} draws", f"draws {DRAWS}"),
         row("the same, one draw, 4 steps a block", "draws 1, steps 4"),
+        row("the same, begun at 0 in place of noise", "no noise"),
         *(row(f"the same, one draw, after block {n}", f"exit {n}") for n in range(NUM_BLOCKS - 1)),
         row(f"control: {layers} layers, end to end", "alone 0", "alone 0"),
         row(f"control: mean of {NUM_BLOCKS} such", "ensemble", *alone),
@@ -290,6 +294,8 @@ def main() -> None:
             train_all(kept, Batches(store, index, "train", SEQ_LEN, SEED))
             if not kept.losses:
                 evaluate_all(kept, Batches(store, index, "heldout", SEQ_LEN, SEED))
+    if not kept.losses:
+        raise SystemExit(f"{options.into} holds no losses yet: run it without --report first.")
     report(kept, before)
 
 
