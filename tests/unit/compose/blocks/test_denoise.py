@@ -132,7 +132,7 @@ def test_masks_belong_to_seed_and_step(draw: Callable[[int, int], Masked]) -> No
     assert all(torch.equal(*pair) for pair in zip(first, draw(1, 2), strict=True))
     assert not torch.equal(first.is_masked, draw(1, 3).is_masked)
     assert not torch.equal(first.is_masked, draw(2, 2).is_masked)
-    assert not torch.equal(first.is_masked[0], first.is_masked[1])
+    assert len(first.is_masked.unique(dim=0)) > 20  # of 40 texts
 
 
 def test_what_cannot_be_masked_is_refused() -> None:
