@@ -11,8 +11,9 @@ up to t, and of no other query. So nothing that is predicted is seen, but throug
 noise level either, it is read once for all levels.
 
 A query begins as the row of its token; the noisy row of the next is added to it. It and the gains of its norms (1 more
-or less than the layers' own) depend on the noise level by functions that vanish at the highest. There, and wherever
-noise is stronger still, a block is an ordinary decoder of its layers. So its layers are a body like any other.
+or less than the layers' own) depend on the noise level by functions that are 0 from the highest on. Above it only the
+skip is left of the target, and vanishes: with noise without bound a block is an ordinary decoder of its layers. So its
+layers are a body like any other.
 
 It learns by cross entropy against the space's frozen head, weighted as EDM weights squares. No gradient leaves it.
 
