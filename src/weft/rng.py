@@ -41,6 +41,17 @@ def draw_kept(mask: "Tensor", word: int, share: float) -> None:
     mask.bernoulli_(share, generator=torch.Generator(mask.device).manual_seed(word))
 
 
+def draw_normal(numbers: "Tensor", word: int) -> None:
+    """Draw each element of `numbers` from the normal distribution, by what `word` names: alike on devices of one kind.
+
+    Args:
+        word: of 64 bits.
+    """
+    import torch  # not of the ground floor
+
+    numbers.normal_(generator=torch.Generator(numbers.device).manual_seed(word))
+
+
 def fresh_secret(num_bytes: int = 32) -> bytes:
     """Return unpredictable bytes from the operating system: keys, nonces and ticket secrets."""
     return secrets.token_bytes(num_bytes)
