@@ -13,14 +13,16 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float32, Float64, Int64
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
+from weft import wire
+from weft.compose.paths.routing import Features
 from weft.errors import ConfigError
+from weft.ids import Digest
 from weft.model.transformer import Transformer
-
-PREFIX = 32  # tokens of a document that decide its path, and are not scored
 
 AT_ONCE = 4096  # tokens of one forward pass
 LOGITS_AT_ONCE = 1024  # tokens whose logits are held
@@ -28,13 +30,18 @@ LOGITS_AT_ONCE = 1024  # tokens whose logits are held
 Text = NDArray[np.integer]
 
 
+def vector_digest(vector: Float32[Tensor, " num"]) -> Digest:
+    """Return what names the model that features come from: the digest of its vector, as little-endian fp32."""
+    return wire.digest(vector.detach().cpu().contiguous().numpy().astype("<f4", copy=False).tobytes())
+
+
 @torch.inference_mode()
-def features(model: Transformer, texts: Sequence[Text]) -> Float64[np.ndarray, "texts width"]:
+def features(model: Transformer, texts: Sequence[Text]) -> Features:
     """Return z of each text.
 
     Args:
         model: that all paths began as.
-        texts: token ids: of a document its first `PREFIX` tokens, or all if it is shorter; or a later piece of it.
+        texts: token ids: the first tokens of a document, as many as the router reads; or a later piece of it.
 
     Raises:
         ConfigError: a text is empty.

@@ -22,7 +22,7 @@ from weft.compose.paths.levels import Module, Path
 from weft.compose.paths.modules import Modules
 from weft.compose.paths.outer import OuterConfig, merged, step
 from weft.config import Config
-from weft.errors import ConfigError, NotFinite
+from weft.errors import CheckpointError, ConfigError, NotFinite
 from weft.model.flat import FlatModel, over
 from weft.model.transformer import Transformer
 from weft.rng import stream
@@ -162,16 +162,45 @@ class Play:
         self.num_rounds += 1
         return losses
 
-    def copy(self, modules: Modules | None = None) -> "Play":
-        """Return another that goes on from here by itself."""
-        other = Play(modules or self.modules.copy(), self._inner, self._outer, self._shards, self._seed, self._device)
-        other.num_rounds = self.num_rounds
-        other._momenta = {module: momentum.clone() for module, momentum in self._momenta.items()}
-        other._moments = {
-            path: ({name: vector.clone() for name, vector in state.items()}, num)
-            for path, (state, num) in self._moments.items()
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return all that the rounds to come depend on: copies, by name. Shards are not among it."""
+        found = {"rounds": torch.tensor([self.num_rounds])}
+        for module, vector in self.modules.vectors.items():
+            found[f"vector.{module.level}.{module.number}"] = vector.clone()
+            found[f"momentum.{module.level}.{module.number}"] = self._momenta[module].clone()
+        for path, (moments, num_steps) in self._moments.items():
+            number = self.modules.levels.number_of(path)
+            found[f"steps.{number}"] = torch.tensor([num_steps])
+            found |= {f"{name}.{number}": moment.clone() for name, moment in moments.items()}
+        return found
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on from what `state` returned, by copying.
+
+        Raises:
+            CheckpointError: it belongs to other levels, or is incomplete; nothing is changed.
+        """
+        names = list(self._steps.optimizer.state())
+        pairs = [
+            (to, state.get(f"{kind}.{module.level}.{module.number}"))
+            for kind, vectors in (("vector", self.modules.vectors), ("momentum", self._momenta))
+            for module, to in vectors.items()
+        ]
+        numbers = {path: number for number, path in enumerate(self.modules.levels.paths) if f"steps.{number}" in state}
+        is_whole = all(f"{name}.{number}" in state for number in numbers.values() for name in names)
+        if "rounds" not in state or not is_whole or any(x is None or x.numel() != to.numel() for to, x in pairs):
+            raise CheckpointError(
+                "the state of the paths is incomplete, or belongs to other levels or another model. Go back to an "
+                "earlier one, or begin anew."
+            )
+        self.num_rounds = int(state["rounds"])
+        for to, found in pairs:
+            assert found is not None
+            to.copy_(found)
+        self._moments = {
+            path: ({name: state[f"{name}.{number}"].clone() for name in names}, int(state[f"steps.{number}"]))
+            for path, number in numbers.items()
         }
-        return other
 
     def _train(self, path: Path, windows: Windows) -> tuple[Float32[torch.Tensor, " num"], float]:
         steps, number = self._steps, self.modules.levels.number_of(path)

@@ -15,18 +15,21 @@ DiPaCo: Douillard et al., 2403.10616, section 2; its table 3 has both ways.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float32, Float64, Int64
+from torch import Tensor
 
-from weft.compose.paths.features import Text, features, token_losses
+from weft.compose.paths.features import Text, features, token_losses, vector_digest
 from weft.compose.paths.levels import Levels, Path
 from weft.compose.paths.routing import Features, Router
 from weft.errors import ConfigError
+from weft.ids import short
 from weft.inference.sample import Sampling, generate
+from weft.model.flat import assemble
 from weft.model.transformer import Transformer
 
 
@@ -114,18 +117,18 @@ class Reader:
     """
     Args:
         model: returns the model of a path.
-        begun: the model that all began as: z comes from it.
+        begun: the vector of the model that all began as: z comes from it.
         router: by the first tokens.
         every: tokens after which a text is routed again; None: never.
         rerouter: by the tokens of the piece before; None: the same.
 
     Raises:
-        ConfigError: a router is for other levels, or pieces are too short.
+        ConfigError: a router is for other levels or other features, or pieces are too short.
     """
 
     levels: Levels
     model: Callable[[Path], Transformer]
-    begun: Transformer
+    begun: Float32[Tensor, " num"]
     router: Router
     every: int | None = None
     rerouter: Router | None = None
@@ -139,6 +142,11 @@ class Reader:
                     f"the router is for levels {router.record.levels.levels} with ends "
                     f'"{router.record.levels.ends}", the paths are of {self.levels.config.levels} with ends '
                     f'"{self.levels.config.ends}". Take the router that was made with them.'
+                )
+            if router is not None and router.record.features != (found := vector_digest(self.begun)):
+                raise ConfigError(
+                    f"the router reads features of the model {short(router.record.features)}, and these are of "
+                    f"{short(found)}. Take the model that all paths began as."
                 )
 
     def read(self, windows: Int64[np.ndarray, "texts words"]) -> Found:
@@ -202,7 +210,11 @@ class Reader:
         """Return the numbers of the paths that the tokens before `position` decide for."""
         is_first = self.every is None or position < self.every
         router = self.router if is_first or self.rerouter is None else self.rerouter
-        return router.best(features(self.begun, texts))
+        return router.best(features(self._begun, texts))
+
+    @cached_property
+    def _begun(self) -> Transformer:
+        return assemble(self.levels.model, self.begun)
 
 
 def pairs(

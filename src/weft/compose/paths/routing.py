@@ -21,7 +21,6 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from weft import wire
-from weft.compose.paths.features import PREFIX
 from weft.compose.paths.levels import Levels, LevelsConfig
 from weft.config import Config
 from weft.errors import ConfigError, WireError
@@ -31,6 +30,7 @@ from weft.rng import integers64, stream
 Kind = Literal["k_means", "product_k_means", "softmax"]
 Features = Float64[np.ndarray, "documents width"]
 
+PREFIX = 32  # tokens of a document that decide its path, and are not scored
 MAX_ROUTER_NBYTES = 64 << 20  # of 4,096 paths and 4,096 channels, in fp32
 MAX_STEPS = 300  # of k-means: it settles in tens
 
