@@ -356,7 +356,8 @@ class Trial:
     def _validation(self, router: Router) -> dict[paths.Path, Windows]:
         """Return the validation documents of each path's shard."""
         z = features(self._model, list(self.text.validation[:, :PREFIX]))
-        mine = shards(router.scores(z), least=RoutingConfig().least)
+        one = (len(self.levels.paths) + 0.5) / len(z)  # document for each path, at least
+        mine = shards(router.scores(z), least=max(RoutingConfig().least, one))
         return {
             path: self.text.validation[shard[:NUM_VALIDATION]]
             for path, shard in zip(self.levels.paths, mine, strict=True)

@@ -15,7 +15,7 @@ DiPaCo: Douillard et al., 2403.10616, section 2; its table 3 has both ways.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -47,8 +47,10 @@ class Cost(NamedTuple):
     num_read: int
     num_again: int
 
-    def plus(self, other: "Cost") -> "Cost":
-        return Cost(self.num_read + other.num_read, self.num_again + other.num_again)
+    @classmethod
+    def of(cls, costs: Sequence["Cost"]) -> "Cost":
+        """Return the cost of several texts together."""
+        return cls(sum(each.num_read for each in costs), sum(each.num_again for each in costs))
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,13 +174,11 @@ class Reader:
                 mine = chosen[rows, place] == number
                 start = max(each.start, prefix)  # the loss of token t is the one before: the first has none
                 losses[rows[mine]] += found[mine, start - 1 : each.stop - 1].sum(1)
-        return Found(
-            losses,
-            num_tokens - prefix,
-            chosen,
-            *(_sum(cost(paths, text, is_kept=is_kept) for paths in chosen.tolist()) for is_kept in (False, True)),
-            num_deciding=num_texts * sum(each.decided.stop - each.decided.start for each in text),
+        dropping, keeping = (
+            Cost.of([cost(each, text, is_kept=is_kept) for each in chosen.tolist()]) for is_kept in (False, True)
         )
+        num_deciding = num_texts * sum(each.decided.stop - each.decided.start for each in text)
+        return Found(losses, num_tokens - prefix, chosen, dropping, keeping, num_deciding)
 
     def write(
         self, prompt: Sequence[int], sampling: Sampling, generator: np.random.Generator
@@ -238,7 +238,3 @@ def pairs(
         for found in (token_losses(model, windows) for model in models)
     ]
     return z, np.stack(losses, axis=1)
-
-
-def _sum(costs: Iterable[Cost]) -> Cost:
-    return reduce(Cost.plus, costs, Cost(0, 0))

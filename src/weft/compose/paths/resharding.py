@@ -67,7 +67,8 @@ def apart(
 
 def labels(losses: Float64[np.ndarray, "documents paths"]) -> Int64[np.ndarray, " documents"]:
     """Return the path of least loss; of equal ones the first."""
-    return losses.argmin(1)
+    found: Int64[np.ndarray, " documents"] = losses.argmin(1)
+    return found
 
 
 def discriminative(

@@ -116,11 +116,13 @@ class Router:
                 f"the router reads {self.record.width} features, found {z.shape[1]}. They come from another model than "
                 "the one it was made with."
             )
-        return z @ self.weights.T + self.biases
+        found: Float64[np.ndarray, "documents paths"] = z @ self.weights.T + self.biases
+        return found
 
     def best(self, z: Features) -> Int64[np.ndarray, " documents"]:
         """Return the number of each document's path; of equal ones the first."""
-        return self.scores(z).argmax(1)
+        found: Int64[np.ndarray, " documents"] = self.scores(z).argmax(1)
+        return found
 
 
 def made(
@@ -222,7 +224,8 @@ def _settled(z: Features, centres: Float64[np.ndarray, "num width"]) -> Float64[
 
 def _squares(z: Features, centres: Float64[np.ndarray, "num width"]) -> Float64[np.ndarray, "documents num"]:
     """Return all squared distances."""
-    return np.maximum((z**2).sum(1)[:, None] - 2 * z @ centres.T + (centres**2).sum(1), 0)
+    found: Float64[np.ndarray, "documents num"] = (z**2).sum(1)[:, None] - 2 * z @ centres.T + (centres**2).sum(1)
+    return np.maximum(found, 0)
 
 
 def _numbers(data: bytes) -> Float64[np.ndarray, " num"]:
