@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from weft.compose.paths.levels import Levels
-from weft.compose.paths.routing import Features, Router, made
+from weft.compose.paths.routing import Features, Router, RoutingConfig, Shards, made, shards
 from weft.config import Config
 from weft.errors import ConfigError
 from weft.ids import Digest
@@ -89,6 +89,29 @@ def discriminative(
     """
     weights, biases = softmax_regression(z, labels(losses), len(levels.paths), config.l2, config.tolerance)
     return made("softmax", levels.config, features, weights, biases)
+
+
+def reassigned(
+    config: ReshardingConfig,
+    routing: RoutingConfig,
+    levels: Levels,
+    learnt: tuple[Float64[np.ndarray, "apart width"], Float64[np.ndarray, "apart paths"]],
+    z: Features,
+    features: Digest,
+) -> tuple[Router, Shards]:
+    """Return the router, and the shards that paths are trained on until the next time: one turn of the two.
+
+    Args:
+        routing: how many paths share a document, and what each has at least.
+        learnt: features of the documents kept apart, and their loss under each path as it is now.
+        z: features of the documents to train on.
+        features: as of `discriminative`.
+
+    Raises:
+        ConfigError: as of `discriminative`.
+    """
+    router = discriminative(config, levels, *learnt, features)
+    return router, shards(router.scores(z), overlap=routing.overlap, least=routing.least)
 
 
 def softmax_regression(

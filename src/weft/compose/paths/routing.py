@@ -29,6 +29,7 @@ from weft.rng import integers64, stream
 
 Kind = Literal["k_means", "product_k_means", "softmax"]
 Features = Float64[np.ndarray, "documents width"]
+Shards = tuple[Int64[np.ndarray, " _"], ...]  # of each path, the numbers of its documents
 
 PREFIX = 32  # tokens of a document that decide its path, and are not scored
 MAX_ROUTER_NBYTES = 64 << 20  # of 4,096 paths and 4,096 channels, in fp32
@@ -225,7 +226,8 @@ def _settled(z: Features, centres: Float64[np.ndarray, "num width"]) -> Float64[
 def _squares(z: Features, centres: Float64[np.ndarray, "num width"]) -> Float64[np.ndarray, "documents num"]:
     """Return all squared distances."""
     found: Float64[np.ndarray, "documents num"] = (z**2).sum(1)[:, None] - 2 * z @ centres.T + (centres**2).sum(1)
-    return np.maximum(found, 0)
+    np.maximum(found, 0, out=found)
+    return found
 
 
 def _numbers(data: bytes) -> Float64[np.ndarray, " num"]:
@@ -235,10 +237,8 @@ def _numbers(data: bytes) -> Float64[np.ndarray, " num"]:
 # --- shards ---
 
 
-def shards(
-    scores: Float64[np.ndarray, "documents paths"], *, overlap: int = 1, least: float = 0.0
-) -> tuple[Int64[np.ndarray, " shard"], ...]:
-    """Return the documents of each path, in ascending order.
+def shards(scores: Float64[np.ndarray, "documents paths"], *, overlap: int = 1, least: float = 0.0) -> Shards:
+    """Return the documents of each path, in the order of `Levels.paths`; each path's ascending.
 
     Each document goes to its best paths. Then, path after path, one that has too few gets the documents that lose least
     by leaving a path that has more than it needs.

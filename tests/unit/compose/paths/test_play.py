@@ -1,5 +1,6 @@
 """All paths by turns: the paper's algorithm, number for number; and what becomes of a path whose peer is killed."""
 
+from collections.abc import Sequence
 from math import sqrt
 
 import numpy as np
@@ -9,11 +10,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unit.compose.paths.tiny import LEVELS, MODEL, begun, texts
+from weft.compose.paths.features import features, token_losses, vector_digest
 from weft.compose.paths.levels import Levels, LevelsConfig, Module, Path
 from weft.compose.paths.modules import Modules
 from weft.compose.paths.outer import OuterConfig
 from weft.compose.paths.play import InnerConfig, Play
+from weft.compose.paths.resharding import ReshardingConfig, reassigned
+from weft.compose.paths.routing import RoutingConfig
 from weft.errors import CheckpointError, ConfigError, NotFinite
+from weft.model.flat import assemble
 from weft.model.transformer import Transformer
 from weft.rng import stream
 from weft.sync.method.schedule import ConstantConfig, CosineConfig, lr
@@ -62,7 +67,7 @@ def reference(
         matrices = [p for p in models[path].parameters() if p.ndim == 2]
         others = [p for p in models[path].parameters() if p.ndim != 2]
         groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-        optimizers[path] = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
+        optimizers[path] = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8, fused=True)
     for t in range(num_rounds):
         deltas: dict[tuple[int, int, str], dict[Path, Tensor]] = {key: {} for key in theta}
         for number, path in enumerate(levels.paths):
@@ -169,6 +174,34 @@ def test_paths_learn() -> None:
     for _ in range(3):
         last = mine.round()
     assert all(last[path] < 0.6 * first[path] for path in LEVELS.paths)
+
+
+def test_paths_and_shards_sort_out_what_was_mixed() -> None:
+    """Two turns of training and of assigning anew: texts of two kinds, three quarters of one in each shard."""
+    levels = Levels(LevelsConfig(levels=(2,)), MODEL)
+    windows = texts(160, WORDS)
+    apart, rest = windows[:40], windows[40:]
+    kinds = np.arange(len(rest)) % 2
+    is_strange = np.arange(len(rest)) // 2 % 4 == 0
+    mine = [np.flatnonzero((kinds == path) != is_strange) for path in (0, 1)]
+    inner = InnerConfig(every=10, batch_size=8, schedule=ConstantConfig(lr=1e-2))
+    paths = Play(Modules.of(levels, begun()), inner, OuterConfig(rescale="none"), dealt(levels, rest, mine), SEED)
+    dense, name = assemble(MODEL, begun()), vector_digest(begun())
+    for _ in range(2):
+        for _ in range(3):
+            paths.round()
+        losses = [token_losses(paths.modules.model(path), apart).mean(1) for path in levels.paths]
+        learnt = features(dense, list(apart[:, :6])), np.stack(losses, axis=1)
+        z = features(dense, list(rest[:, :6]))
+        _, found = reassigned(ReshardingConfig(), RoutingConfig(), levels, learnt, z, name)
+        paths.set_shards(dealt(levels, rest, found))
+    assert [set(kinds[documents].tolist()) for documents in found] == [{0}, {1}]
+
+
+def dealt(
+    levels: Levels, windows: NDArray[np.int64], mine: Sequence[NDArray[np.int64]]
+) -> dict[Path, NDArray[np.int64]]:
+    return {path: windows[documents] for path, documents in zip(levels.paths, mine, strict=True)}
 
 
 def test_a_path_with_nothing_to_train_on_is_refused() -> None:
