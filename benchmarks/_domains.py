@@ -6,6 +6,7 @@
 What there is differs from machine to machine, so a report says how much of each domain it had, and which it had not.
 """
 
+import dataclasses
 import gzip
 import re
 import sys
@@ -128,6 +129,11 @@ class Sizes:
     num_held_out: int
     num_router: int
     seed: int
+
+    def scaled(self, scale: float) -> "Sizes":
+        """Return a few documents less; enough for a trial."""
+        fewer = {name: max(4, round(scale * getattr(self, name))) for name in ("num_held_out", "num_router")}
+        return dataclasses.replace(self, **fewer)
 
 
 @dataclass(frozen=True)

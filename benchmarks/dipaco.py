@@ -38,8 +38,8 @@ from weft.compose.paths.modules import Modules
 from weft.compose.paths.outer import OuterConfig
 from weft.compose.paths.play import InnerConfig, Play, Steps
 from weft.compose.paths.reading import Found, Reader, pairs
-from weft.compose.paths.resharding import ReshardingConfig, discriminative
-from weft.compose.paths.routing import PREFIX, Router, RoutingConfig, generative, shards
+from weft.compose.paths.resharding import ReshardingConfig, discriminative, reassigned
+from weft.compose.paths.routing import PREFIX, Router, RoutingConfig, Shards, generative, shards
 from weft.compose.paths.stopping import EarlyStopping
 from weft.errors import NotFinite
 from weft.model.config import ModelConfig, num_parameters
@@ -175,11 +175,6 @@ def dense_losses(config: ModelConfig, vector: torch.Tensor, text: Text) -> Losse
     return scored(losses, text)
 
 
-def path_losses(modules: Modules, windows: Windows) -> NDArray[np.float64]:
-    """Return the mean loss of each document under each path."""
-    return np.stack([token_losses(modules.model(path), windows).mean(1) for path in modules.levels.paths], axis=1)
-
-
 # --- one setup ---
 
 
@@ -199,13 +194,13 @@ class Trial:
         self.begun = self._state("begun", lambda: {"vector": begun_of(setup, text.train)})["vector"]
         self._model = assemble(MODEL, self.begun)
         self.features = vector_digest(self.begun)
+        self._z = features(self._model, list(text.train[:, :PREFIX]))
 
     def run(self) -> None:
         self._dense_rows()
-        z = features(self._model, list(self.text.train[:, :PREFIX]))
-        self._z = z
-        router = generative(RoutingConfig(num_tries=8), self.levels, z, self.features, SEED)
-        first = self._shards(router)
+        routing = RoutingConfig(num_tries=8)
+        router = generative(routing, self.levels, self._z, self.features, SEED)
+        first = self._dealt(router, shards(router.scores(self._z), least=routing.least))
         chosen, half = self._half(router, first)
         self._branch("as it is", router, router, first, chosen, half)
         again, later, second = self._resharded(first, chosen, half)
@@ -329,12 +324,12 @@ class Trial:
         self, first: Mapping[paths.Path, Windows], outer: str, half: dict[str, torch.Tensor]
     ) -> tuple[Router, Router, dict[paths.Path, Windows]]:
         """Return the router by what paths are best at, that of later pieces, and the shards by the first."""
-        config, modules = ReshardingConfig(), self._play(OUTER[outer], first, half).modules
-        z = features(self._model, list(self.text.router[:, :PREFIX]))
-        router = discriminative(config, self.levels, z, path_losses(modules, self.text.router), self.features)
-        models = [modules.model(path) for path in self.levels.paths]
-        later = discriminative(config, self.levels, *pairs(self._model, models, self.text.router, EVERY), self.features)
-        return router, later, self._shards(router)
+        config, modules, windows = ReshardingConfig(), self._play(OUTER[outer], first, half).modules, self.text.router
+        losses = [token_losses(modules.model(path), windows) for path in self.levels.paths]
+        learnt = features(self._model, list(windows[:, :PREFIX])), np.stack([each.mean(1) for each in losses], axis=1)
+        router, mine = reassigned(config, RoutingConfig(), self.levels, learnt, self._z, self.features)
+        later = discriminative(config, self.levels, *pairs(self._model, losses, windows, EVERY), self.features)
+        return router, later, self._dealt(router, mine)
 
     def _play(
         self, outer: OuterConfig, windows: Mapping[paths.Path, Windows], state: dict[str, torch.Tensor] | None
@@ -345,8 +340,8 @@ class Trial:
             play.load(state)
         return play
 
-    def _shards(self, router: Router) -> dict[paths.Path, Windows]:
-        mine = shards(router.scores(self._z), least=RoutingConfig().least)
+    def _dealt(self, router: Router, mine: Shards) -> dict[paths.Path, Windows]:
+        """Return each path's windows, and say of which domains they are."""
         for path, shard in zip(self.levels.paths, mine, strict=True):
             counts = np.bincount(self.text.domains[shard], minlength=len(self.text.names))
             told = ", ".join(f"{name} {num}" for name, num in zip(self.text.names, counts, strict=True) if num)
@@ -577,7 +572,7 @@ def main() -> int:
     about = json.loads(lines[0]) if lines else {}
     rows = [Row(**json.loads(line)) for line in lines[1:]]
     if not options.report:
-        here = text(SIZES, options.scale)
+        here = text(SIZES.scaled(options.scale), options.scale)
         now = {
             "text": here.digest,
             "scale": options.scale,

@@ -218,12 +218,15 @@ class Reader:
 
 
 def pairs(
-    begun: Transformer, models: Iterable[Transformer], windows: Int64[np.ndarray, "texts words"], every: int
-) -> tuple[Features, Float64[np.ndarray, "pairs paths"]]:
+    begun: Transformer,
+    losses: Iterable[Float64[np.ndarray, "texts _"]],
+    windows: Int64[np.ndarray, "texts words"],
+    every: int,
+) -> tuple[Features, Float64[np.ndarray, "documents paths"]]:
     """Return what a router for texts that are routed again learns from: features of a piece, losses of the next.
 
     Args:
-        models: of all paths, in their order.
+        losses: of each token but the first, under each path in their order (`token_losses`).
         windows: of documents that no path was trained on.
 
     Raises:
@@ -233,8 +236,5 @@ def pairs(
     if not starts:
         raise ConfigError(f"every: texts of {windows.shape[1]} tokens do not have two pieces of {every}.")
     z = np.concatenate([features(begun, list(windows[:, start - every : start])) for start in starts])
-    losses = [
-        np.concatenate([found[:, start - 1 : start - 1 + every].mean(1) for start in starts])
-        for found in (token_losses(model, windows) for model in models)
-    ]
-    return z, np.stack(losses, axis=1)
+    means = [np.concatenate([each[:, start - 1 : start - 1 + every].mean(1) for start in starts]) for each in losses]
+    return z, np.stack(means, axis=1)

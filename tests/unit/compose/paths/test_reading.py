@@ -155,14 +155,14 @@ def test_a_text_ends_where_a_path_ends_it() -> None:
 
 def test_a_piece_is_paired_with_the_losses_of_the_next() -> None:
     mine = modules()
-    models = [mine.model(path) for path in LEVELS.paths]
-    z, losses = pairs(assemble(MODEL, begun()), models, WINDOWS, 5)
+    each = [token_losses(mine.model(path), WINDOWS) for path in LEVELS.paths]
+    z, losses = pairs(assemble(MODEL, begun()), each, WINDOWS, 5)
     assert (len(z), losses.shape) == (3 * 6, (3 * 6, 4))  # 0-5, 5-10, 10-15, each with the next
     np.testing.assert_allclose(z[6 + 2], features(assemble(MODEL, begun()), [WINDOWS[2, 5:10]])[0], rtol=1e-5)
-    later = token_losses(models[3], WINDOWS)[2, 9:14].mean()  # of words 10 to 14
+    later = each[3][2, 9:14].mean()  # of words 10 to 14
     assert losses[6 + 2, 3] == pytest.approx(later)
     with pytest.raises(ConfigError, match="do not have two pieces of 11"):
-        pairs(assemble(MODEL, begun()), models, WINDOWS, 11)
+        pairs(assemble(MODEL, begun()), each, WINDOWS, 11)
 
 
 # --- refused ---
