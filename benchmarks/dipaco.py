@@ -1,12 +1,12 @@
-"""Paths through shared modules (DiPaCo) against dense models of its size, its compute, its parameters. Writes
-reports/dipaco.md.
+"""Paths through shared modules (DiPaCo) against dense models: writes benchmarks/reports/dipaco.md.
 
     python -m benchmarks.dipaco --into FILE                # both setups, some 100 minutes of one core; goes on from
     python -m benchmarks.dipaco --into FILE --only 2x2     # where it was stopped; 4x4 takes 60 of them
     python -m benchmarks.dipaco --into FILE --report       # writes the report of what is there
 
 All paths of a setup train in one process, by turns (`weft.compose.paths.play`), on text of this machine in domains,
-which routing is never told. All begin as one dense model; its features decide where documents go. The outer step is
+which routing is never told. All begin as one dense model; its features decide where documents go. Dense models are of
+a path's size, with a path's steps and with the compute of all paths, or have as many parameters. The outer step is
 chosen of three by the validation loss at half time, the paper's being one; then the half that is best goes on in three
 ways: as it is, with documents assigned anew, and that with a path killed and taken over.
 
