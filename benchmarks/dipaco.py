@@ -35,8 +35,8 @@ from weft.compose.paths import levels as paths
 from weft.compose.paths.features import features, token_losses, vector_digest
 from weft.compose.paths.levels import Levels, LevelsConfig
 from weft.compose.paths.modules import Modules
-from weft.compose.paths.outer import OuterConfig
-from weft.compose.paths.play import InnerConfig, Play, Steps
+from weft.compose.paths.outer import OuterStepConfig
+from weft.compose.paths.play import InnerStepsConfig, Play, Steps
 from weft.compose.paths.reading import Found, Reader, pairs
 from weft.compose.paths.resharding import ReshardingConfig, discriminative, reassigned
 from weft.compose.paths.routing import PREFIX, Router, RoutingConfig, Shards, generative, shards
@@ -69,9 +69,9 @@ EVERY = 64  # tokens after which a text is routed again
 SIZES = Sizes(vocab_size=VOCAB, seq_len=SEQ_LEN, num_held_out=32, num_router=512, seed=SEED)
 NUM_VALIDATION = 16  # documents of each path
 OUTER = {
-    "the paper's": OuterConfig(),
-    "the paper's, plain mean": OuterConfig(rescale="none"),
-    "gentler, plain mean": OuterConfig(lr=0.9, momentum=0.3, rescale="none"),
+    "the paper's": OuterStepConfig(),
+    "the paper's, plain mean": OuterStepConfig(rescale="none"),
+    "gentler, plain mean": OuterStepConfig(lr=0.9, momentum=0.3, rescale="none"),
 }
 
 
@@ -134,14 +134,16 @@ def cpu_s() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_utime
 
 
-def inner(num_steps: int, num_begun: int, *, every: int = 1) -> InnerConfig:
+def inner(num_steps: int, num_begun: int, *, every: int = 1) -> InnerStepsConfig:
     """Return the settings of a model that makes `num_steps` steps after those it began with: one cosine over both."""
     total = (num_begun + num_steps) * TOKENS_OF_STEP
     schedule = CosineConfig(lr=LR, warmup_tokens=min(30 * TOKENS_OF_STEP, total // 10), total_tokens=total)
-    return InnerConfig(every=every, batch_size=BATCH, schedule=schedule, begun_tokens=num_begun * TOKENS_OF_STEP)
+    return InnerStepsConfig(every=every, batch_size=BATCH, schedule=schedule, begun_tokens=num_begun * TOKENS_OF_STEP)
 
 
-def dense(config: ModelConfig, settings: InnerConfig, windows: Windows, num: int, begun: torch.Tensor) -> torch.Tensor:
+def dense(
+    config: ModelConfig, settings: InnerStepsConfig, windows: Windows, num: int, begun: torch.Tensor
+) -> torch.Tensor:
     """Return the vector that a dense model comes to."""
     with torch.device("meta"):
         model = Transformer(config)
@@ -267,7 +269,7 @@ class Trial:
         best = min(found, key=lambda name: found[name][0])
         return best, found[best][1]
 
-    def _first_half(self, outer: OuterConfig, first: Mapping[paths.Path, Windows]) -> dict[str, torch.Tensor]:
+    def _first_half(self, outer: OuterStepConfig, first: Mapping[paths.Path, Windows]) -> dict[str, torch.Tensor]:
         play = self._play(outer, first, None)
         try:
             for _ in range(self.setup.num_rounds // 2):
@@ -332,7 +334,7 @@ class Trial:
         return router, later, self._dealt(router, mine)
 
     def _play(
-        self, outer: OuterConfig, windows: Mapping[paths.Path, Windows], state: dict[str, torch.Tensor] | None
+        self, outer: OuterStepConfig, windows: Mapping[paths.Path, Windows], state: dict[str, torch.Tensor] | None
     ) -> Play:
         settings = inner(self.setup.num_steps, self.setup.num_begun, every=self.setup.every)
         play = Play(Modules.of(self.levels, self.begun), settings, outer, windows, SEED)

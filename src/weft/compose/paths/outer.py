@@ -29,7 +29,7 @@ from weft.sync.merge.outer import Nesterov, StepContext
 from weft.sync.method.choices import Lr, Momentum, NesterovConfig
 
 
-class OuterConfig(Config, frozen=True, kw_only=True):
+class OuterStepConfig(Config, frozen=True, kw_only=True):
     """The step of every module, after each round."""
 
     lr: Lr = 0.7
@@ -39,7 +39,7 @@ class OuterConfig(Config, frozen=True, kw_only=True):
     ] = "root"
 
 
-def nesterov(config: OuterConfig, num_paths: int) -> NesterovConfig:
+def nesterov(config: OuterStepConfig, num_paths: int) -> NesterovConfig:
     """Return the outer step of a run in which `num_paths` peers train a module and merge by a plain weighted mean."""
     return NesterovConfig(lr=config.lr * _factor(config, num_paths), momentum=config.momentum)
 
@@ -60,7 +60,7 @@ def shares(sizes: Mapping[Path, int]) -> dict[Path, float]:
 
 
 def merged(
-    config: OuterConfig, deltas: Mapping[Path, Float32[Tensor, " num"]], sizes: Mapping[Path, int]
+    config: OuterStepConfig, deltas: Mapping[Path, Float32[Tensor, " num"]], sizes: Mapping[Path, int]
 ) -> Float32[Tensor, " num"]:
     """Return what a module steps against.
 
@@ -80,7 +80,7 @@ def merged(
 
 
 def step(
-    config: OuterConfig,
+    config: OuterStepConfig,
     vector: Float32[Tensor, " num"],
     momentum: Float32[Tensor, " num"],
     delta: Float32[Tensor, " num"],
@@ -90,5 +90,5 @@ def step(
     Nesterov(plain).apply(vector, {"momentum": momentum}, delta, StepContext(number=1))
 
 
-def _factor(config: OuterConfig, num_paths: int) -> float:
+def _factor(config: OuterStepConfig, num_paths: int) -> float:
     return sqrt(num_paths) if config.rescale == "root" else 1.0

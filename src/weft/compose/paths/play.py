@@ -20,7 +20,7 @@ from jaxtyping import Float32, Int64
 
 from weft.compose.paths.levels import Module, Path
 from weft.compose.paths.modules import Modules
-from weft.compose.paths.outer import OuterConfig, merged, step
+from weft.compose.paths.outer import OuterStepConfig, merged, step
 from weft.config import Config
 from weft.errors import CheckpointError, ConfigError, NotFinite
 from weft.model.flat import FlatModel, over
@@ -33,7 +33,7 @@ from weft.training.optimizer import InnerOptimizer, State, build
 Windows = Int64[np.ndarray, "windows words"]  # each with the word that follows its last token
 
 
-class InnerConfig(Config, frozen=True, kw_only=True):
+class InnerStepsConfig(Config, frozen=True, kw_only=True):
     """How a path is trained between two outer steps."""
 
     every: Annotated[int, msgspec.Meta(ge=1, le=100_000, description="training steps of a round: tau")] = 150
@@ -52,7 +52,7 @@ class Steps:
         model: whose vector is changed.
     """
 
-    def __init__(self, config: InnerConfig, model: FlatModel) -> None:
+    def __init__(self, config: InnerStepsConfig, model: FlatModel) -> None:
         self._config = config
         self.model = model
         self.optimizer: InnerOptimizer = build(config.optimizer, model)
@@ -104,8 +104,8 @@ class Play:
     def __init__(
         self,
         modules: Modules,
-        inner: InnerConfig,
-        outer: OuterConfig,
+        inner: InnerStepsConfig,
+        outer: OuterStepConfig,
         shards: Mapping[Path, Windows],
         seed: int,
         device: torch.device | None = None,

@@ -9,7 +9,8 @@ So a router is a matrix and a vector, whatever made it. All peers have the same 
 the best path, or to its best n: shards then overlap. No path starves: one that is the best of too few documents gets
 those that lose least by it.
 
-Centres are found in fp64, from a seed. DiPaCo: Douillard et al., 2403.10616, section 2; k-means++: Arthur and Vassilvitskii, 2007.
+Centres are found in fp64, from a seed. DiPaCo: Douillard et al., 2403.10616, section 2. k-means++: Arthur and
+Vassilvitskii, 2007.
 """
 
 from dataclasses import dataclass

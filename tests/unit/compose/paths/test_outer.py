@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.compose.paths.levels import Path
-from weft.compose.paths.outer import OuterConfig, merged, nesterov, shares, step
+from weft.compose.paths.outer import OuterStepConfig, merged, nesterov, shares, step
 from weft.errors import ConfigError
 from weft.sync.merge import outer
 
@@ -37,7 +37,7 @@ def reference(rounds: list[dict[Path, Tensor]], sizes: dict[Path, int], lr: floa
     return theta
 
 
-def stepped(config: OuterConfig, rounds: list[dict[Path, Tensor]], sizes: dict[Path, int]) -> Tensor:
+def stepped(config: OuterStepConfig, rounds: list[dict[Path, Tensor]], sizes: dict[Path, int]) -> Tensor:
     vector, momentum = torch.zeros(NUM), torch.zeros(NUM)
     for came in rounds:
         step(config, vector, momentum, merged(config, came, sizes))
@@ -46,12 +46,12 @@ def stepped(config: OuterConfig, rounds: list[dict[Path, Tensor]], sizes: dict[P
 
 def test_steps_are_those_of_the_equations() -> None:
     rounds = [deltas(seed) for seed in range(6)]
-    found = stepped(OuterConfig(lr=0.7, momentum=0.9), rounds, SIZES)
+    found = stepped(OuterStepConfig(lr=0.7, momentum=0.9), rounds, SIZES)
     torch.testing.assert_close(found.double(), reference(rounds, SIZES, 0.7, 0.9), rtol=1e-5, atol=1e-5)
 
 
 def test_a_path_that_is_missing_leaves_the_mean_of_the_others() -> None:
-    config, came = OuterConfig(), deltas(1)
+    config, came = OuterStepConfig(), deltas(1)
     without = {path: delta for path, delta in came.items() if path != (1, 0)}
     found = merged(config, without, SIZES)
     weights = {path: SIZES[path] / 8 for path in without}
@@ -70,13 +70,13 @@ def test_one_path_makes_the_outer_step_of_diloco() -> None:
     for came in rounds:
         parameter.grad = came[(0, 0)].clone()
         diloco.step()
-    assert torch.allclose(stepped(OuterConfig(), rounds, SIZES), parameter.detach(), rtol=1e-6, atol=1e-6)
+    assert torch.allclose(stepped(OuterStepConfig(), rounds, SIZES), parameter.detach(), rtol=1e-6, atol=1e-6)
 
 
 def test_the_order_in_which_paths_come_changes_no_bit() -> None:
     came = deltas(2)
     found = [
-        merged(OuterConfig(), {path: came[path] for path in order}, {path: SIZES[path] for path in reversed(order)})
+        merged(OuterStepConfig(), {path: came[path] for path in order}, {path: SIZES[path] for path in reversed(order)})
         for order in permutations(PATHS)
     ]
     assert all(torch.equal(each, found[0]) for each in found)
@@ -84,7 +84,7 @@ def test_the_order_in_which_paths_come_changes_no_bit() -> None:
 
 @pytest.mark.parametrize("rescale", ["root", "none"])
 def test_a_run_of_the_modules_own_makes_the_same_steps_at_another_rate(rescale: str) -> None:
-    config, plain = OuterConfig(rescale=rescale), OuterConfig(rescale="none")  # type: ignore[arg-type]
+    config, plain = OuterStepConfig(rescale=rescale), OuterStepConfig(rescale="none")  # type: ignore[arg-type]
     rounds, vector = [deltas(seed) for seed in range(5)], torch.zeros(NUM)
     run = outer.Nesterov(nesterov(config, len(PATHS)))
     state = run.init(NUM)

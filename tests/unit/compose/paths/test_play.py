@@ -13,8 +13,8 @@ from unit.compose.paths.tiny import LEVELS, MODEL, begun, texts
 from weft.compose.paths.features import features, token_losses, vector_digest
 from weft.compose.paths.levels import Levels, LevelsConfig, Module, Path
 from weft.compose.paths.modules import Modules
-from weft.compose.paths.outer import OuterConfig
-from weft.compose.paths.play import InnerConfig, Play
+from weft.compose.paths.outer import OuterStepConfig
+from weft.compose.paths.play import InnerStepsConfig, Play
 from weft.compose.paths.resharding import ReshardingConfig, reassigned
 from weft.compose.paths.routing import RoutingConfig
 from weft.errors import CheckpointError, ConfigError, NotFinite
@@ -24,7 +24,7 @@ from weft.rng import stream
 from weft.sync.method.schedule import ConstantConfig, CosineConfig, lr
 
 TAU, BATCH, WORDS, SEED = 3, 2, 9, 5
-INNER = InnerConfig(
+INNER = InnerStepsConfig(
     every=TAU,
     batch_size=BATCH,
     schedule=CosineConfig(lr=1e-2, warmup_tokens=32, total_tokens=400),
@@ -34,9 +34,9 @@ INNER = InnerConfig(
 SHARDS = {path: texts(4 + 3 * number, WORDS, seed=number) for number, path in enumerate(LEVELS.paths)}
 
 
-def play(levels: Levels = LEVELS, inner: InnerConfig = INNER) -> Play:
+def play(levels: Levels = LEVELS, inner: InnerStepsConfig = INNER) -> Play:
     shards = {path: SHARDS[LEVELS.paths[number % 4]] for number, path in enumerate(levels.paths)}
-    return Play(Modules.of(levels, begun()), inner, OuterConfig(), shards, SEED)
+    return Play(Modules.of(levels, begun()), inner, OuterStepConfig(), shards, SEED)
 
 
 def module_of(levels: Levels, name: str, path: Path) -> Module:
@@ -132,7 +132,7 @@ def test_who_takes_over_a_path_has_its_modules_and_no_moments() -> None:
         mine.round()
     mine.round(without={path})
     assert set(mine._moments) == set(LEVELS.paths) - {path}
-    fresh = Play(mine.modules.copy(), INNER, OuterConfig(), SHARDS, SEED)
+    fresh = Play(mine.modules.copy(), INNER, OuterStepConfig(), SHARDS, SEED)
     fresh.num_rounds = mine.num_rounds
     taken, _ = mine._train(path, SHARDS[path])
     begun_anew, _ = fresh._train(path, SHARDS[path])
@@ -167,9 +167,9 @@ def test_a_state_that_is_not_whole_changes_nothing() -> None:
 
 
 def test_paths_learn() -> None:
-    inner = InnerConfig(every=15, batch_size=8, schedule=ConstantConfig(lr=1e-2))
+    inner = InnerStepsConfig(every=15, batch_size=8, schedule=ConstantConfig(lr=1e-2))
     shards = {path: texts(40, WORDS)[number // 2 :: 2] for number, path in enumerate(LEVELS.paths)}
-    mine = Play(Modules.of(LEVELS, begun()), inner, OuterConfig(rescale="none"), shards, SEED)
+    mine = Play(Modules.of(LEVELS, begun()), inner, OuterStepConfig(rescale="none"), shards, SEED)
     first = mine.round()
     for _ in range(3):
         last = mine.round()
@@ -184,8 +184,8 @@ def test_paths_and_shards_sort_out_what_was_mixed() -> None:
     kinds = np.arange(len(rest)) % 2
     is_strange = np.arange(len(rest)) // 2 % 4 == 0
     mine = [np.flatnonzero((kinds == path) != is_strange) for path in (0, 1)]
-    inner = InnerConfig(every=10, batch_size=8, schedule=ConstantConfig(lr=1e-2))
-    paths = Play(Modules.of(levels, begun()), inner, OuterConfig(rescale="none"), dealt(levels, rest, mine), SEED)
+    inner = InnerStepsConfig(every=10, batch_size=8, schedule=ConstantConfig(lr=1e-2))
+    paths = Play(Modules.of(levels, begun()), inner, OuterStepConfig(rescale="none"), dealt(levels, rest, mine), SEED)
     dense, name = assemble(MODEL, begun()), vector_digest(begun())
     for _ in range(2):
         for _ in range(3):
