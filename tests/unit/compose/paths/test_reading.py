@@ -28,7 +28,7 @@ def modules() -> Modules:
     """Return modules that have come apart."""
     found = Modules.of(LEVELS, begun().clone())
     for number, vector in enumerate(found.vectors.values()):
-        vector.mul_(1 + 0.1 * number)
+        vector.mul_(4 + number)
     return found
 
 

@@ -18,8 +18,8 @@ LEVELS = Levels(LevelsConfig(levels=(2, 2)), MODEL)
 
 @cache
 def begun() -> torch.Tensor:
-    """Return the vector that all paths begin as: of a model whose features tell texts apart."""
-    return initial_vector(MODEL, 3) * 8
+    """Return the vector that all paths begin as."""
+    return initial_vector(MODEL, 3)
 
 
 def texts(num: int, num_words: int, seed: int = 0) -> NDArray[np.int64]:
