@@ -304,7 +304,7 @@ class Trial:
                 loss = float(token_losses(play.modules.model(path), validation[path]).mean())
                 stopping.hear(path, loss, play.num_rounds, play.modules.vector(path))
         lost, held_out = "two rounds of one path are lost" if is_killed else "", all_held_out(self.text)
-        num_steps = self._num_steps(1)
+        num_steps = self._num_steps(1, is_anew="anew" in name or is_killed)
         self._add_found(once, self._read(play.modules, router, held_out), num_steps, before, note=lost)
         if name == "documents assigned anew":
             best = {path: assemble(MODEL, stopping.best[path].vector) for path in self.levels.paths}
@@ -371,8 +371,11 @@ class Trial:
         models = {path: modules.model(path) for path in self.levels.paths}
         return Reader(self.levels, models.__getitem__, self.begun, router, every, rerouter).read(windows)
 
-    def _num_steps(self, share: float) -> float:
-        return self.setup.num_begun + share * len(self.levels.paths) * self.setup.num_steps
+    def _num_steps(self, share: float, *, is_anew: bool = False) -> float:
+        """Return the steps of all paths together, with what routing reads: reading is a third of a step."""
+        num_paths, text = len(self.levels.paths), self.text
+        read = len(text.train) * PREFIX / SEQ_LEN + is_anew * num_paths * len(text.router)
+        return self.setup.num_begun + share * num_paths * self.setup.num_steps + read / (3 * BATCH)
 
     # --- what is kept ---
 
@@ -541,10 +544,11 @@ def report(rows: Sequence[Row], about: dict[str, object]) -> str:
     lines = [
         f"Text of this machine, bytes: {had}. Not there: {', '.join(missing) or 'none'}. {about['num_train']:,} "
         f"documents of {SEQ_LEN} tokens to train on, {about['token_nbytes']:.2f} bytes per token, {VOCAB} pieces. A "
-        f"path: {num_parameters(MODEL):,} parameters; a step: {BATCH} documents. Seed {SEED}."
+        f"path: {num_parameters(MODEL):,} parameters; a step: {BATCH} documents. Seed {SEED}. Of all steps, and of the "
+        f"text, {about['scale']:g}."
     ]
     sections = [
-        (__doc__ or "").split("\n\n", 1)[1].strip(),
+        (__doc__ or "").split("\n\n", 1)[1].strip("\n"),
         *lines,
         "## What the paper claims, and what is seen",
         CLAIMS,
