@@ -37,6 +37,8 @@ from weft.codec.dense import Bf16, Fp32
 from weft.codec.quantize import Int8
 from weft.compose.experts.clusters import Clusters
 from weft.compose.experts.tfidf import Tfidf
+from weft.compose.paths.levels import LevelsConfig
+from weft.compose.paths.routing import made
 from weft.compose.space import Space
 from weft.data.assign import leases, windows_at
 from weft.data.rows import Packer, words
@@ -745,6 +747,12 @@ def certificate() -> Vector:
     return {"nbytes": str(len(wire.encode(made))), "digest": wire.digest_of(made)}
 
 
+def path_router() -> Vector:
+    weights, biases = np.array([[1.0, -0.5, 2.0], [0.0, 0.25, 3.0]]), np.array([0.5, -1.0])
+    levels = LevelsConfig(levels=(2, 1))
+    return shown(made("softmax", levels, Digest("ab" * 32), weights, biases).record)
+
+
 def written(slot: bytes) -> str:
     """Return a slot without the zeros behind its record."""
     (length,) = struct.unpack_from("<Q", slot, 8)
@@ -884,6 +892,7 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "gradient": gradient,
     "round-note": round_note,
     "certificate": certificate,
+    "path-router": path_router,
     "promises": promises,
     "codec-fp32": codec_fp32,
     "codec-bf16": codec_bf16,
