@@ -190,11 +190,11 @@ def test_paths_and_shards_sort_out_what_was_mixed() -> None:
     kinds = np.arange(len(rest)) % 2
     is_strange = np.arange(len(rest)) // 2 % 4 == 0
     found = [np.flatnonzero((kinds == path) != is_strange) for path in (0, 1)]
-    inner = InnerStepsConfig(every=10, batch_size=8, schedule=ConstantConfig(lr=1e-2))
+    inner = InnerStepsConfig(every=4, batch_size=8, schedule=ConstantConfig(lr=1e-2))
     paths = Play(Modules.of(levels, marked), inner, OuterStepConfig(rescale="none"), dealt(levels, rest, found), SEED)
     dense, shares = assemble(MODEL, marked), [0.75]
     for _ in range(2):
-        for _ in range(3):
+        for _ in range(2):
             paths.round()
         losses = [token_losses(paths.modules.model(path), apart).mean(1) for path in levels.paths]
         learnt = features(dense, list(apart[:, :6])), np.stack(losses, axis=1)
