@@ -71,7 +71,7 @@ class LatentDescent(Descent):
     """Training of one member with a latent loop.
 
     Args:
-        vector: of the body; it is copied.
+        member: its config, and the vector of its body, which is copied.
         seed: of which positions are replaced.
     """
 
