@@ -59,7 +59,7 @@ from weft.sync.method.schedule import CosineConfig, lr
 from weft.training import optimizer
 
 NUM_BLOCKS = 4
-TOKENS = 1 << 20  # that each model reads
+TOKENS = 1 << 21  # that each model reads
 SEQ_LEN, BATCH = 128, 8
 RATE, CLIP, WARM_UP = 2e-3, 1.0, 0.05
 WINDOWS, DRAWS = 256, 8
