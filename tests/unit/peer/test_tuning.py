@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from unit.chat.templates import CHATML
 from unit.peer.crew import BATCH, EVERY, FEDAVG, Crew
-from weft.cli.model.eval import _heldout, measure
+from weft.cli.model.eval import heldout_of, measure
 from weft.cli.model.trained import open_trained
 from weft.clock import VirtualClock
 from weft.config import from_tree
@@ -250,7 +250,7 @@ def test_two_peers_learn_what_is_preferred_and_eval_tells_it_alike(tmp_path: Pat
     assert first.accuracy > 0.9
     assert first.margin > 0
     assert math.isnan(outcomes[0].nats_per_byte)
-    text = _heldout(open_trained(outcomes[0].run.run, tmp_path / "a"), tmp_path / "a")
+    text = heldout_of(open_trained(outcomes[0].run.run, tmp_path / "a"), tmp_path / "a")
     assert text.preference is not None
     found = measure(
         open_trained(outcomes[0].run.run, tmp_path / "a").on("cpu"),
