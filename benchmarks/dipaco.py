@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from benchmarks._domains import DOMAINS, Sizes, Text, text
 from benchmarks.report import FOLDER, table, whole
 from weft.compose.paths import levels as paths
-from weft.compose.paths.features import features, token_losses, vector_digest
+from weft.compose.paths.features import features, token_losses
 from weft.compose.paths.levels import Levels, LevelsConfig
 from weft.compose.paths.modules import Modules
 from weft.compose.paths.outer import OuterStepConfig
@@ -41,6 +41,7 @@ from weft.compose.paths.reading import Found, Reader, pairs
 from weft.compose.paths.resharding import ReshardingConfig, discriminative, reassigned
 from weft.compose.paths.routing import PREFIX, Router, RoutingConfig, Shards, generative, shards
 from weft.compose.paths.stopping import EarlyStopping
+from weft.compose.space import numbers_digest
 from weft.errors import NotFinite
 from weft.model.config import ModelConfig, num_parameters
 from weft.model.flat import assemble, over
@@ -195,7 +196,7 @@ class Trial:
         self.levels = Levels(LevelsConfig(levels=setup.levels), MODEL)
         self.begun = self._state("begun", lambda: {"vector": begun_of(setup, text.train)})["vector"]
         self._model = assemble(MODEL, self.begun)
-        self.features = vector_digest(self.begun)
+        self.features = numbers_digest(self.begun)
         self._z = features(self._model, list(text.train[:, :PREFIX]))
 
     def run(self) -> None:

@@ -96,9 +96,9 @@ class Space:
             width=self.width,
             norm_eps=self.norm_eps,
             tokenizer=self.tokenizer,
-            embed=_digest(self.embed),
-            norm=_digest(self.norm),
-            head=_digest(self.head),
+            embed=numbers_digest(self.embed),
+            norm=numbers_digest(self.norm),
+            head=numbers_digest(self.head),
         )
 
     @cached_property
@@ -167,8 +167,9 @@ def normed(x: Float[Tensor, "*dims width"], eps: float) -> Float[Tensor, "*dims 
     return rms_norm(x, x.shape[-1:], eps=eps)
 
 
-def _digest(matrix: Float32[Tensor, "*dims"]) -> Digest:
-    return wire.digest(matrix.detach().cpu().contiguous().numpy().astype("<f4", copy=False).tobytes())
+def numbers_digest(numbers: Float[Tensor, "*dims"]) -> Digest:
+    """Return what names a matrix, or a model's flat vector: the digest of its numbers as little-endian fp32."""
+    return wire.digest(numbers.detach().cpu().contiguous().numpy().astype("<f4", copy=False).tobytes())
 
 
 # --- folders ---

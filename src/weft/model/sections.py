@@ -54,6 +54,11 @@ def whole(config: ModelConfig) -> Section:
     return Section(0, 1, range(config.num_layers), has_table=True)
 
 
+def middle(config: ModelConfig) -> Section:
+    """Return the section that is all layers and neither end."""
+    return Section(1, 3, range(config.num_layers))
+
+
 def sections(config: ModelConfig, num: int) -> tuple[Section, ...]:
     """Cut a model so that the largest section is as small as layers allow, and the others as equal as they can be.
 

@@ -38,7 +38,7 @@ from weft.model.config import ModelConfig
 from weft.model.flat import FlatModel, Layout, Span, layout
 from weft.model.initial import initial_vector
 from weft.model.layers import Block, KVCache, attend, rotation
-from weft.model.sections import Section
+from weft.model.sections import middle
 from weft.model.transformer import SectionModule
 
 NUM_WAVES = 8  # of which gains are sums: a function of one number needs no more to be as smooth as training makes it
@@ -82,7 +82,7 @@ class DenoisingBlock(SectionModule):
             )
         if not 0 <= number < num_blocks:
             raise ConfigError(f"block {number} of {num_blocks}: blocks are numbered from 0 to {num_blocks - 1}.")
-        super().__init__(config, _middle(config))
+        super().__init__(config, middle(config))
         self.space = space
         self.levels = levels
         self.number = number
@@ -203,7 +203,7 @@ def block_layout(config: ModelConfig) -> Layout:
 
     What tells the noise takes no weight decay.
     """
-    body = layout(config, _middle(config))
+    body = layout(config, middle(config))
     spans, offset = list(body.spans), body.num_parameters
     shapes = {"target.weight": (config.width, config.width)}
     shapes |= {f"gains.{layer}.weight": (2 * config.width, NUM_WAVES) for layer in range(config.num_layers)}
@@ -215,13 +215,13 @@ def block_layout(config: ModelConfig) -> Layout:
 
 def fresh(config: ModelConfig, seed: int) -> Float32[Tensor, " num"]:
     """Return the vector that a block is trained from: its layers as those of any body, and no answer to noise yet."""
-    body = initial_vector(config, seed, _middle(config))
+    body = initial_vector(config, seed, middle(config))
     return torch.cat((body, body.new_zeros(block_layout(config).num_parameters - len(body))))
 
 
 def body_of(config: ModelConfig, vector: Float[Tensor, " num"]) -> Float[Tensor, " part"]:
     """Return the part of a block's vector that is its layers: the vector of a body; not copied."""
-    return vector[: layout(config, _middle(config)).num_parameters]
+    return vector[: layout(config, middle(config)).num_parameters]
 
 
 class FlatBlock(FlatModel):
@@ -262,8 +262,3 @@ def block_over(
     with torch.device("meta"):
         block = DenoisingBlock(config, space, levels, *place)
     return FlatBlock(block, vector)
-
-
-def _middle(config: ModelConfig) -> Section:
-    """Return the section that a block's layers are: neither end of a decoder."""
-    return Section(1, 3, range(config.num_layers))

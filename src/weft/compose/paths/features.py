@@ -13,26 +13,18 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float64, Int64
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
-from weft import wire
 from weft.compose.paths.routing import Features
 from weft.errors import ConfigError
-from weft.ids import Digest
 from weft.model.transformer import Transformer
 
 AT_ONCE = 4096  # tokens of one forward pass
 LOGITS_AT_ONCE = 1024  # tokens whose logits are held
 
 Text = NDArray[np.integer]
-
-
-def vector_digest(vector: Float32[Tensor, " num"]) -> Digest:
-    """Return what names the model that features come from: the digest of its vector, as little-endian fp32."""
-    return wire.digest(vector.detach().cpu().contiguous().numpy().astype("<f4", copy=False).tobytes())
 
 
 @torch.inference_mode()

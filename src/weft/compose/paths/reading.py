@@ -23,9 +23,10 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
-from weft.compose.paths.features import Text, features, token_losses, vector_digest
+from weft.compose.paths.features import Text, features, token_losses
 from weft.compose.paths.levels import Levels, Path
 from weft.compose.paths.routing import Features, Router
+from weft.compose.space import numbers_digest
 from weft.errors import ConfigError
 from weft.ids import short
 from weft.inference.sample import Sampling, generate
@@ -145,7 +146,7 @@ class Reader:
                     f'"{router.record.levels.ends}", the paths are of {self.levels.config.levels} with ends '
                     f'"{self.levels.config.ends}". Take the router that was made with them.'
                 )
-            if router is not None and router.record.features != (found := vector_digest(self.begun)):
+            if router is not None and router.record.features != (found := numbers_digest(self.begun)):
                 raise ConfigError(
                     f"the router reads features of the model {short(router.record.features)}, and these are of "
                     f"{short(found)}. Take the model that all paths began as."

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
-from weft.compose.stacks.body import body, middle, unattached, vector_of
+from weft.compose.stacks.body import body, unattached, vector_of
 from weft.compose.stacks.descent import Descent, DescentConfig, Draw, Trained
 from weft.compose.stacks.sauce import Sauce, SauceConfig
 from weft.compose.stacks.stack import Affine, AffineConfig, PostConfig, PreConfig, ScaledConfig, Stack, identity_map
@@ -31,7 +31,7 @@ from weft.cost.pipeline import Flops, section_flops
 from weft.cost.training import vector_nbytes
 from weft.errors import ConfigError
 from weft.model.flat import over
-from weft.model.sections import Section, num_section_parameters
+from weft.model.sections import Section, middle, num_section_parameters
 from weft.training.section_memory import shape_of
 
 Place = Annotated[int, msgspec.Meta(ge=0, le=1 << 10, description="in the stack, from below")]

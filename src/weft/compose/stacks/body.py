@@ -14,22 +14,15 @@ from jaxtyping import Float
 from msgspec import UNSET
 from torch import Tensor
 
-from weft import wire
 from weft.compose.space import Space
 from weft.errors import ConfigError
-from weft.ids import Digest
 from weft.model.config import ModelConfig
 from weft.model.flat import attach, layout
 from weft.model.initial import initial_vector
-from weft.model.sections import Section
+from weft.model.sections import Section, middle
 from weft.model.transformer import SectionModule
 
 _WRITES = (".attention.out.weight", ".attention.out.bias", ".ffn.down.weight")  # to the residual stream
-
-
-def middle(config: ModelConfig) -> Section:
-    """Return the section that a body is: all layers, and neither end."""
-    return Section(1, 3, range(config.num_layers))
 
 
 def fresh(config: ModelConfig, seed: int) -> Float[Tensor, " num"]:
@@ -109,8 +102,3 @@ def numbered(layers: Sequence[LayerTensors]) -> dict[str, Tensor]:
 def gathered(config: ModelConfig, section: Section, tensors: Mapping[str, Tensor]) -> Float[Tensor, " num"]:
     """Return the flat vector of a section whose tensors these are, by name; a copy."""
     return torch.cat([tensors[span.name].flatten() for span in layout(config, section)])
-
-
-def digest_of(vector: Float[Tensor, " num"]) -> Digest:
-    """Return what names a member's parameters: the digest of its vector as little-endian fp32."""
-    return wire.digest(vector.detach().cpu().numpy().astype("<f4", copy=False).tobytes())

@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.compose.space import normed
-from weft.compose.stacks.body import body, digest_of, unattached, vector_of
+from weft.compose.space import normed, numbers_digest
+from weft.compose.stacks.body import body, unattached, vector_of
 from weft.compose.stacks.descent import Descent, DescentConfig, Draw, State, Trained
 from weft.compose.stacks.stack import PostConfig, Stack
 from weft.config import Config
@@ -95,7 +95,7 @@ class Sauce(Descent):
         self._snapshot = self._flat.vector.clone()
         self._live = stack.with_body(member, self._flat.module)
         self._then = stack.with_body(member, body(shape, self._snapshot))
-        self._above = tuple(digest_of(vector_of(each)) for each in stack.bodies)
+        self._above = tuple(numbers_digest(vector_of(each)) for each in stack.bodies)
         self._sauce = config
         self._cache: Cache | None = None
         super().__init__(config.training, draw, {"member": Trained.of(self._flat)})
@@ -131,7 +131,7 @@ class Sauce(Descent):
         if not within:
             self._snapshot.copy_(self._flat.vector)
         members, place = self._above, self._sauce.member
-        return (*members[:place], digest_of(self._snapshot), *members[place + 1 :]), self.num_steps - within
+        return (*members[:place], numbers_digest(self._snapshot), *members[place + 1 :]), self.num_steps - within
 
     def _loss(self, number: int) -> Tensor:
         config, batch, member = self._sauce, self._draw(number), self._sauce.member

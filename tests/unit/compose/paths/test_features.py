@@ -6,7 +6,8 @@ import torch
 
 from unit.compose.paths.tiny import MODEL, begun, texts
 from weft.compose.paths import features as room
-from weft.compose.paths.features import features, token_losses, vector_digest
+from weft.compose.paths.features import features, token_losses
+from weft.compose.space import numbers_digest
 from weft.errors import ConfigError
 from weft.model.flat import assemble
 
@@ -44,5 +45,5 @@ def test_an_empty_text_is_refused() -> None:
 
 
 def test_a_model_is_named_by_its_numbers() -> None:
-    assert vector_digest(begun()) == vector_digest(begun().clone())
-    assert vector_digest(begun()) != vector_digest(begun() * 2)
+    assert numbers_digest(begun()) == numbers_digest(begun().clone())
+    assert numbers_digest(begun()) != numbers_digest(begun() * 2)

@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unit.compose.paths.tiny import LEVELS, MODEL, begun, texts
-from weft.compose.paths.features import features, token_losses, vector_digest
+from weft.compose.paths.features import features, token_losses
 from weft.compose.paths.levels import Levels, LevelsConfig, Module, Path
 from weft.compose.paths.modules import Modules
 from weft.compose.paths.outer import OuterStepConfig
 from weft.compose.paths.play import InnerStepsConfig, Play
 from weft.compose.paths.resharding import ReshardingConfig, reassigned
 from weft.compose.paths.routing import RoutingConfig
+from weft.compose.space import numbers_digest
 from weft.errors import CheckpointError, ConfigError, NotFinite
 from weft.model.flat import assemble, layout
 from weft.model.transformer import Transformer
@@ -199,7 +200,7 @@ def test_paths_and_shards_sort_out_what_was_mixed() -> None:
         losses = [token_losses(paths.modules.model(path), apart).mean(1) for path in levels.paths]
         learnt = features(dense, list(apart[:, :6])), np.stack(losses, axis=1)
         z = features(dense, list(rest[:, :6]))
-        _, found = reassigned(ReshardingConfig(), RoutingConfig(), levels, learnt, z, vector_digest(marked))
+        _, found = reassigned(ReshardingConfig(), RoutingConfig(), levels, learnt, z, numbers_digest(marked))
         paths.set_shards(dealt(levels, rest, found))
         shares.append(float(np.mean([(kinds[mine] == path).mean() for path, mine in enumerate(found)])))
     assert shares[-1] > 0.95, (shares, [[each[kind::2].mean() for kind in (0, 1)] for each in losses])

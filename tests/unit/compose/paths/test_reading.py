@@ -10,11 +10,12 @@ import torch
 from numpy.typing import NDArray
 
 from unit.compose.paths.tiny import LEVELS, MODEL, begun, texts
-from weft.compose.paths.features import features, token_losses, vector_digest
+from weft.compose.paths.features import features, token_losses
 from weft.compose.paths.levels import Levels, LevelsConfig, Path
 from weft.compose.paths.modules import Modules
 from weft.compose.paths.reading import Cost, Reader, cost, deciding, pairs, pieces
 from weft.compose.paths.routing import Router, made
+from weft.compose.space import numbers_digest
 from weft.errors import ConfigError
 from weft.inference.sample import Sampling, generate
 from weft.model.flat import assemble
@@ -38,7 +39,7 @@ def router(seed: int, kind: int = 0) -> Router:
     """Return a router whose paths are about equally likely."""
     z = features(dense(), list(WINDOWS[:, :PREFIX]))
     weights = np.random.default_rng(seed).normal(size=(4, MODEL.width))
-    record = made("softmax", LEVELS.config, vector_digest(begun()), weights, -weights @ z.mean(0) + kind).record
+    record = made("softmax", LEVELS.config, numbers_digest(begun()), weights, -weights @ z.mean(0) + kind).record
     return Router(msgspec.structs.replace(record, prefix=PREFIX))
 
 

@@ -5,11 +5,13 @@ import pytest
 import torch
 
 from unit.compose.stacks.small import CONFIG, batch, member, space, vector
-from weft.compose.stacks.body import body, digest_of, fresh, identity, joined, layers_of, middle, require_fit, vector_of
+from weft.compose.space import numbers_digest
+from weft.compose.stacks.body import body, fresh, identity, joined, layers_of, require_fit, vector_of
 from weft.errors import ConfigError
 from weft.model.config import AdapterConfig
 from weft.model.flat import cut, layout
 from weft.model.initial import initial_vector
+from weft.model.sections import middle
 
 
 def test_a_fresh_body_is_what_its_layers_are_in_a_decoder() -> None:
@@ -45,10 +47,10 @@ def test_a_body_comes_apart_into_layers_and_together_again() -> None:
 
 def test_a_digest_names_each_number() -> None:
     mine = vector(1)
-    before = digest_of(mine)
-    assert digest_of(mine.clone()) == before
+    before = numbers_digest(mine)
+    assert numbers_digest(mine.clone()) == before
     mine[-1] += 1e-6
-    assert digest_of(mine) != before
+    assert numbers_digest(mine) != before
 
 
 def test_what_cannot_be_a_body_is_refused() -> None:
