@@ -181,10 +181,6 @@ def read_member(folder: Path) -> Member:
     return member
 
 
-def member_json(member: Member) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(member), indent=2) + b"\n"
-
-
 def name_of_text(index: DataIndex) -> Digest:
     """Return what names the held-out text of an index."""
     return wire.digest("".join(info.digest for info in index.heldout).encode())

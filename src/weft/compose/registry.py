@@ -13,9 +13,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from weft.compose.member import MEMBER, Member, member_json, read_member
+from weft.compose.member import MEMBER, Member, read_member
 from weft.errors import ConfigError, NoSuchRun
-from weft.model.weights import whole_folder
+from weft.model.weights import whole_folder, write_json
 
 FOLDER = "members"
 
@@ -84,7 +84,7 @@ def write_member(folder: Path, member: Member, write_model: Callable[[Path], Non
         for file in inner.iterdir():
             file.rename(partial / file.name)
         inner.rmdir()
-        (partial / MEMBER).write_bytes(member_json(member))
+        write_json(partial / MEMBER, member)
 
 
 def copy_member(source: Path, folder: Path, name: str) -> Member:

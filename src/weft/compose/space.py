@@ -29,7 +29,7 @@ from weft.ids import Digest
 from weft.model.config import ModelConfig
 from weft.model.flat import base_layout
 from weft.model.transformer import Transformer
-from weft.model.weights import whole_folder
+from weft.model.weights import whole_folder, write_json
 
 FORMAT = 1
 _TABLE_EPS = 1e-12  # a row's root mean square is 1 whatever it was, and a row of zeros stays one
@@ -189,7 +189,7 @@ def write_space(folder: Path, space: Space, tokenizer: Tokenizer) -> None:
         (partial / _WEIGHTS).write_bytes(save(matrices))
         if not isinstance(tokenizer, ByteTokenizer):
             (partial / TOKENIZER_FILE).write_bytes(tokenizer.to_json())
-        (partial / _RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(space.record), indent=2) + b"\n")
+        write_json(partial / _RECORD, space.record)
 
 
 def read_space(folder: Path) -> Space:

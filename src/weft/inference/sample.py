@@ -48,15 +48,23 @@ def generate(
         ConfigError: an empty prompt, or a token the model does not have.
         NotFinite: the model's logits are NaN or infinite.
     """
-    config = model.config
-    wrong = next((token for token in prompt_ids if not 0 <= token < config.vocab_size), None)
+    require_prompt(prompt_ids, model.config.vocab_size)
+    return _generate(model, list(prompt_ids), sampling, generator)
+
+
+def require_prompt(prompt_ids: Sequence[int], vocab_size: int, called: str = "the model's vocabulary of") -> None:
+    """
+    Args:
+        called: what has so many tokens, for the message.
+
+    Raises:
+        ConfigError: an empty prompt, or a token that the model does not have.
+    """
+    wrong = next((token for token in prompt_ids if not 0 <= token < vocab_size), None)
     if wrong is not None:
-        raise ConfigError(
-            f"prompt: token {wrong} is outside the model's vocabulary of {config.vocab_size}. Wrong tokenizer?"
-        )
+        raise ConfigError(f"prompt: token {wrong} is outside {called} {vocab_size}. Wrong tokenizer?")
     if not prompt_ids:
         raise ConfigError("prompt: is empty. Give at least one token, for example the end-of-text token.")
-    return _generate(model, list(prompt_ids), sampling, generator)
 
 
 def _generate(model: Transformer, text: list[int], sampling: Sampling, generator: np.random.Generator) -> Iterator[int]:

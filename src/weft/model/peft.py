@@ -24,7 +24,7 @@ from weft.ids import Digest, short
 from weft.model.adapter import Adapted, adapted
 from weft.model.config import TARGETS, AdapterConfig, ModelConfig, plain
 from weft.model.flat import layout, plain_vector
-from weft.model.weights import own_name, read_bytes, whole_folder
+from weft.model.weights import own_name, read_bytes, whole_folder, write_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE_DIGEST = "weft_base"  # in the metadata of the safetensors
@@ -109,7 +109,7 @@ def write_adapter(
     metadata = {"format": "pt"} | ({} if base is None else {BASE_DIGEST: base})
     with whole_folder(folder, last=CONFIG) as partial:
         (partial / WEIGHTS).write_bytes(save(tensors, metadata=metadata))
-        (partial / CONFIG).write_bytes(msgspec.json.format(msgspec.json.encode(tree), indent=2) + b"\n")
+        write_json(partial / CONFIG, tree)
 
 
 def read_adapter_config(folder: Path, base: ModelConfig) -> ModelConfig:

@@ -212,7 +212,7 @@ def write_folder(
     with whole_folder(path, last=_CONFIG) as partial:
         came = came_with or CameWith()
         tree = config_to_hf(config, dtype=dtype, stop_id=stop_id) | came.ids.below(config.vocab_size)
-        _write_json(partial / _CONFIG, tree)
+        write_json(partial / _CONFIG, tree)
         came.write(partial)
         _write_tokenizer(partial, tree, tokenizer_json, stop_id, came)
         _write_weights(partial, hf_tensors(config), vector.detach(), dtype, on_written)
@@ -259,7 +259,7 @@ def _write_tokenizer(
         name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(name) is not None
     }
     if ids and GENERATION_CONFIG not in came_with.files:
-        _write_json(folder / GENERATION_CONFIG, ids)
+        write_json(folder / GENERATION_CONFIG, ids)
     if tokenizer_json is None:
         return
     (folder / _TOKENIZER).write_bytes(tokenizer_json)
@@ -270,7 +270,7 @@ def _write_tokenizer(
     for token in reading.json_of(tokenizer_json).get("added_tokens") or []:
         if token["id"] == stop_id:
             settings["eos_token"] = token["content"]
-    _write_json(folder / TOKENIZER_CONFIG, settings)
+    write_json(folder / TOKENIZER_CONFIG, settings)
 
 
 def _write_weights(
@@ -294,7 +294,7 @@ def _write_weights(
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         _write_safetensors(folder / name, shard, vector, dtype, on_written)
         weight_map.update({tensor.name: name for tensor in shard})
-    _write_json(folder / _INDEX, {"metadata": {"total_size": vector.numel() * nbytes_each}, "weight_map": weight_map})
+    write_json(folder / _INDEX, {"metadata": {"total_size": vector.numel() * nbytes_each}, "weight_map": weight_map})
 
 
 def _write_safetensors(
@@ -321,5 +321,6 @@ def _write_safetensors(
         os.fsync(out.fileno())
 
 
-def _write_json(file: Path, tree: dict[str, Any]) -> None:
+def write_json(file: Path, tree: Any) -> None:
+    """Write a tree, or a record, as JSON that people can read."""
     file.write_bytes(msgspec.json.format(msgspec.json.encode(tree), indent=2) + b"\n")

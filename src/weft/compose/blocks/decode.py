@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy, softmax
 from weft.compose.blocks.block import Context, DenoisingBlock
 from weft.compose.blocks.noise import normals
 from weft.errors import ConfigError
-from weft.inference.sample import Sampling, choose
+from weft.inference.sample import Sampling, choose, require_prompt
 from weft.model.layers import KVCache
 
 
@@ -136,12 +136,7 @@ class DenoisingModel:
             ConfigError: an empty prompt, or a token the space does not have.
             NotFinite: logits are NaN or infinite.
         """
-        vocab_size = self.blocks[0].space.vocab_size
-        wrong = next((token for token in prompt_ids if not 0 <= token < vocab_size), None)
-        if wrong is not None:
-            raise ConfigError(f"prompt: token {wrong} is outside the space's {vocab_size}. Wrong tokenizer?")
-        if not prompt_ids:
-            raise ConfigError("prompt: is empty. Give at least one token, for example the end-of-text token.")
+        require_prompt(prompt_ids, self.blocks[0].space.vocab_size, "the space's")
         return self._generate(list(prompt_ids), sampling, seed, generator)
 
     def _generate(

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from jaxtyping import Float32
 from msgspec import UNSET
@@ -25,7 +24,7 @@ from weft.compose.experts.mixture import BALANCE, MixtureConfig, mixture_layout
 from weft.errors import ConfigError
 from weft.model.families import HfTensor, config_to_hf, hf_tensors
 from weft.model.flat import layout
-from weft.model.weights import FileDtype, whole_folder
+from weft.model.weights import FileDtype, whole_folder, write_json
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 _TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -66,8 +65,8 @@ def write_mixture(
         if tokenizer_json is not None:
             (partial / _TOKENIZER).write_bytes(tokenizer_json)
             settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.model.max_seq_len}
-            _write_json(partial / _TOKENIZER_CONFIG, settings)
-        _write_json(partial / _CONFIG, tree)
+            write_json(partial / _TOKENIZER_CONFIG, settings)
+        write_json(partial / _CONFIG, tree)
 
 
 def mixtral_config(config: MixtureConfig, *, dtype: FileDtype, stop_id: int | None) -> dict[str, Any]:
@@ -115,7 +114,3 @@ def mixtral_tensors(config: MixtureConfig) -> Iterator[HfTensor]:
         for number in range(config.num_experts):
             name = f"{theirs}block_sparse_moe.experts.{number}.{_THEIRS[projection]}.weight"
             yield HfTensor(name, tensor.shape, there[f"{layer}.ffn.experts.{number}.{leaf}"] + further)
-
-
-def _write_json(file: Path, tree: dict[str, Any]) -> None:
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(tree), indent=2) + b"\n")

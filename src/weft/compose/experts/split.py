@@ -26,7 +26,7 @@ from weft.compose.experts.tfidf import SAMPLE, learnt, sampled
 from weft.data.corpus import Split, TextualSource, documents, split
 from weft.data.documents import Document
 from weft.ids import Digest
-from weft.model.weights import whole_folder
+from weft.model.weights import whole_folder, write_json
 
 CLUSTERS, TOLD = "clusters.bin", "clusters.json"
 _BLOCK_LETTERS = 1 << 22
@@ -134,7 +134,7 @@ def split_documents(
                     amount: Amount = getattr(found[cluster], side)
                     amount.num_documents += 1
                     amount.nbytes += len(document.text.encode())
-        (partial / TOLD).write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n")
+        write_json(partial / TOLD, told)
         (partial / CLUSTERS).write_bytes(wire.encode(clusters.record))
     return told
 
