@@ -21,7 +21,7 @@ from weft.keys import read_peer
 
 pytestmark = pytest.mark.slow
 
-NUM_PEERS, NUM_ROUNDS, EVERY = 8, 14, 6
+NUM_PEERS, NUM_ROUNDS, EVERY = 8, 40, 6
 AUDITED = (
     *("--set", 'trust={type = "audited", numerics = "exact", audit_rate = 0.2}'),
     *("--set", f"peers={NUM_PEERS}", "--set", f"method.every={EVERY}"),

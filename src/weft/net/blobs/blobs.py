@@ -345,7 +345,8 @@ class Blobs:
             await bulk.send_slice(head)
             for start in range(0, len(view), PATIENT_NBYTES):
                 piece = view[start : start + PATIENT_NBYTES]
-                await self._turns.may_send(len(piece))
+                if not bulk.is_here:
+                    await self._turns.may_send(len(piece))
                 await bulk.send_slice(piece)
 
 

@@ -14,7 +14,7 @@ What a round waits for is sent first, what a newcomer fetches in between (`Prior
 
 Not none: a swarm whose rounds exchange all the time would otherwise never let anybody in. Shares are of bytes, because
 what a line can carry is not known: what urgent blobs get through is what it carries. And not too few: a slice leaves at
-the latest after `STARVED_S`.
+the latest after `STARVED_S`. What stays on this machine takes no line, and is never held back.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class Bulk:
     """One bulk stream, its bytes counted, and the reader that keeps its place. It is a `Stream` itself."""
 
     def __init__(self, stream: Stream, traffic: LinkTraffic, burden: Burden, open_streams: "OpenStreams") -> None:
-        self.peer, self.source = stream.peer, stream.source
+        self.peer, self.source, self.is_here = stream.peer, stream.source, stream.is_here
         self.stream = stream
         self.burden = burden
         self.serving: asyncio.Task[Any] | None = None  # who answers its requests, where this side does
@@ -396,8 +396,8 @@ MAX_PATIENT = 2  # blobs at a time to one peer: what a socket has taken before a
 PATIENT_NBYTES = 128 << 10  # of a patient blob: 50 ms of 20 Mbit/s
 QUIET_S = 1.0  # from one urgent blob to the next of the same exchange: an answer, a merge, a request over an ocean
 # A slice waits no longer, however little rounds send: where models are small and rounds follow at once, a quarter of
-# that is next to nothing, though the line is free. It makes 0.35 Mbit/s, so that two newcomers do not take it for dead.
-STARVED_S = 3.0
+# that is next to nothing, though the line is free. It makes 1 Mbit/s of each donor.
+STARVED_S = 1.0
 STUCK_S = 5.0  # where no urgent byte has left for so long, nobody is held back
 
 

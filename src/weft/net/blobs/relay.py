@@ -216,6 +216,7 @@ class InnerStream:
     ) -> None:
         self.peer = PeerId("")
         self.source = ""
+        self.is_here = False
         self._carrier = carrier
         self._arrived, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._arrived, self._leaving, server_side=is_server)

@@ -32,6 +32,11 @@ class Stream(Protocol):
         """Return the IP address that an incoming stream comes from, or another name of where; '' if dialled."""
         ...
 
+    @property
+    def is_here(self) -> bool:
+        """Return whether the other end is on this machine and no bound of a user's is in between: it takes no line."""
+        ...
+
     async def send(self, data: Buffer) -> None:
         """Send all of `data`; returns once the transport has taken it (not once it arrived).
 

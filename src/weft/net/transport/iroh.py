@@ -97,6 +97,7 @@ class IrohStream:
         self, peer: PeerId, connection: Any, ends: tuple[Any, Any], tasks: Tasks, open_streams: "dict[IrohStream, None]"
     ) -> None:
         self.source = ""
+        self.is_here = False  # where its bytes go is not told
         self.peer = peer
         self._connection = connection
         self._writer, self._reader = ends

@@ -437,6 +437,8 @@ class MemoryTransport:
 class MemoryStream:
     """One end of a stream: writes to `outgoing`, reads from `incoming`."""
 
+    is_here = False
+
     def __init__(self, peer: PeerId, outgoing: Pipe, incoming: Pipe, owner: MemoryTransport, source: str = "") -> None:
         self.source = source
         self.peer = peer

@@ -170,7 +170,7 @@ class Valve:
 
 class ThrottledStream:
     def __init__(self, stream: Stream, lane: Lane, valve: Valve) -> None:
-        self.peer, self.source = stream.peer, stream.source
+        self.peer, self.source, self.is_here = stream.peer, stream.source, False
         self._stream = stream
         self._lane: Lane = lane
         self._valve = valve

@@ -23,6 +23,7 @@ from typing import Literal, Protocol
 
 from weft.errors import PeerError
 from weft.ids import PeerId
+from weft.net.transport.address import is_loopback
 from weft.tasks import Tasks
 from weft.wire import Buffer
 
@@ -106,6 +107,8 @@ class TlsStream:
     ) -> None:
         self.peer = PeerId("")
         self.source = ""
+        there = tls.getpeername()
+        self.is_here = isinstance(there, str) or is_loopback(there[0])  # a name of the file system
         self._tls = tls
         self._runner = runner
         self._tasks = tasks

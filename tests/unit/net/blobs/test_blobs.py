@@ -8,11 +8,12 @@ from weft.events import ConnectionDropped
 from weft.ids import Digest
 from weft.net.blobs import striped
 from weft.net.blobs.blobs import COMING_S, SLICE_NBYTES, StillComing
-from weft.net.blobs.bulk import MAX_DIALLED_BACK, SLOWEST_STREAM_BPS
+from weft.net.blobs.bulk import MAX_DIALLED_BACK, QUIET_S, SLOWEST_STREAM_BPS
 from weft.net.link.links import MAX_VIOLATIONS
 from weft.net.messages import BlobHeader, BlobRequest, BulkDialled, BulkOffer, BulkPlease, RangeRequest
 from weft.net.transport.frame import FRAME_S, FrameReader, encode_frame, write_frame
 from weft.net.transport.limits import Streams
+from weft.net.transport.memory import MemoryStream
 from weft.rng import integers64, stream
 from weft.wire import decode, digest, encode
 
@@ -445,6 +446,22 @@ def test_streams_of_a_peer_that_is_gone_end_whatever_they_wait_for(world):
         await asyncio.sleep(1.5)
         assert not a._blobs._num_accepted
         assert not a._blobs._open_streams._held
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize("is_here", [False, True])
+def test_what_stays_on_this_machine_gives_way_to_no_round(world, monkeypatch, is_here):
+    monkeypatch.setattr(MemoryStream, "is_here", is_here)
+
+    async def scenario():
+        a, b = await world.started(2)
+        blob, loop = some_bytes(MIB), asyncio.get_running_loop()
+        b.serve_blobs(shelf(blob), is_patient=True)
+        began = loop.time()
+        b.exchange(True)
+        assert await a.fetch_small(b.peer, digest(blob), MIB) == blob
+        assert (loop.time() - began < QUIET_S / 2) == is_here
 
     world.run(scenario)
 

@@ -18,12 +18,14 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from weft.clock import SystemClock
 from weft.config import from_tree
 from weft.errors import ConfigError, DialError, NetError
 from weft.keys import Identity, verify
 from weft.net.transport import tcp, tls_certificate
 from weft.net.transport.base import Lane, Stream
 from weft.net.transport.limits import Budget
+from weft.net.transport.rate_limit import ThrottledStream, Valve
 from weft.net.transport.tls import LOOK_AWAY_S, TlsConfig, TlsTransport
 from weft.net.transport.tls_certificate import certified_peer, client_context, make_certificate, server_context
 from weft.net.transport.tls_stream import SMALL_NBYTES
@@ -214,6 +216,15 @@ async def test_a_machine_without_ipv6_listens_on_ipv4(monkeypatch: pytest.Monkey
     listener = tcp.listen("", 0)
     assert listener.getsockname()[0] == "0.0.0.0"
     listener.close()
+
+
+async def test_a_stream_on_this_machine_knows_that_it_takes_no_line(caller: TlsTransport) -> None:
+    async with listening(TlsConfig(host="127.0.0.1")) as listener:
+        stream = await caller.dial(listener.identity.peer, listener.addresses[0], "bulk")
+        there = await listener.streams.get()
+        assert stream.is_here
+        assert there.is_here
+        assert not ThrottledStream(stream, "bulk", Valve(SystemClock(), upload_bps=1e6)).is_here
 
 
 async def test_a_name_leads_to_its_address(caller: TlsTransport) -> None:
