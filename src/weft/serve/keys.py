@@ -40,7 +40,7 @@ from weft.ids import several
 from weft.rng import fresh_secret
 from weft.serve.failures import Fault, no_key, no_quota, too_many
 
-MAX_KEYS = 1024  # each is compared with what a request brings: 2 us each
+MAX_KEYS = 1024  # each is compared with what a first request brings: 2 us each
 MINUTE_S, DAY_S = 60.0, 86_400.0
 _PREFIX = "sk-weft-"
 _Limit = Annotated[int, Meta(ge=1)] | None
@@ -227,6 +227,9 @@ class Admission:
     def __init__(self, keys: Keys | None, limits: Limits, clock: Clock) -> None:
         self._keys, self._limits, self._clock = keys, limits, clock
         self._accounts: dict[str, _Account] = {}
+        self._seen_of: tuple[Key, ...] = ()  # whose secrets were told since
+        self._seen: dict[str, Key] = {}  # by a digest of the secret that nobody else can make
+        self._salt = fresh_secret(32).hex()
 
     def asker(self, authorization: str | None, address: str) -> Asker:
         """Return who asks.
@@ -243,16 +246,27 @@ class Admission:
         secret = secret.strip()
         if kind.lower() != "bearer" or not secret:
             raise no_key("A key is needed: send the header `Authorization: Bearer sk-weft-...`.")
-        found: Key | None = None
-        keys = self._keys.now() if isinstance(self._keys, KeysOfFile) else self._keys
-        for key in keys:  # all of them, so that the time tells nothing
-            if hmac.compare_digest(_hash(secret, key.salt), key.hash):
-                found = key
+        found = self._found(secret, self._keys.now() if isinstance(self._keys, KeysOfFile) else self._keys)
         if found is None:
             raise no_key("This key is not known here. Ask whoever runs this server for one.")
         if found.expires is not None and found.expires.timestamp() <= self._clock.wall():
             raise no_key(f"This key, {found.name}, is taken no more since {found.expires.date()}.")
         return Asker(found.name, bytes.fromhex(_hash(secret, found.salt)) + secret.encode(), found)
+
+    def _found(self, secret: str, keys: tuple[Key, ...]) -> Key | None:
+        """Return whose secret it is. One that was taken before is found at once: who has it learns nothing by that."""
+        if keys is not self._seen_of:
+            self._seen_of, self._seen = keys, {}
+        mark = _hash(secret, self._salt)
+        if mark not in self._seen:
+            found: Key | None = None
+            for key in keys:  # all of them, so that the time tells nothing
+                if hmac.compare_digest(_hash(secret, key.salt), key.hash):
+                    found = key
+            if found is None:
+                return None
+            self._seen[mark] = found
+        return self._seen[mark]
 
     def check_model(self, asker: Asker, model: str) -> None:
         """Accept `model` for this asker.

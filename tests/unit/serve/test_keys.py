@@ -8,6 +8,7 @@ import tomli_w
 
 from weft.clock import VirtualClock
 from weft.errors import ConfigError
+from weft.serve import keys as keys_file
 from weft.serve.failures import Fault
 from weft.serve.keys import DAY_S, Admission, Key, KeysOfFile, Limits, load_keys, new_key, save_keys
 
@@ -53,6 +54,28 @@ def test_who_has_no_key_or_a_wrong_one_is_refused() -> None:
         assert (refused.value.status, refused.value.code) == (401, "invalid_api_key")
         assert "sk-weft-0" not in str(refused.value)
     assert gate.asker(bearer, "10.0.0.1").name == "anna"
+
+
+def test_a_key_that_was_taken_is_found_at_once_until_the_keys_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [new_key(f"key-{number}") for number in range(50)]
+    clock = VirtualClock()
+    admission = Admission(tuple(key for _, key in made), Limits(), clock)
+    hashed, hash_of = list[str](), keys_file._hash
+    monkeypatch.setattr(keys_file, "_hash", lambda secret, salt: hashed.append(salt) or hash_of(secret, salt))
+
+    def num_hashed(secret: str) -> int:
+        hashed.clear()
+        assert admission.asker(f"Bearer {secret}", "127.0.0.1").name == "key-7"
+        return len(hashed)
+
+    secret = made[7][0]
+    assert num_hashed(secret) >= 50
+    assert num_hashed(secret) <= 3
+    with pytest.raises(Fault):
+        admission.asker(f"Bearer {secret}x", "127.0.0.1")
+    admission._keys = tuple(key for _, key in made if key.name != "key-7")
+    with pytest.raises(Fault):  # it was taken away
+        admission.asker(f"Bearer {secret}", "127.0.0.1")
 
 
 def test_a_key_ends_when_it_says() -> None:
