@@ -152,6 +152,25 @@ async def test_texts_are_the_same_with_guesses_and_without(
     assert totals[True].num_drawn == totals[False].num_drawn
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+async def test_fifty_texts_are_the_same_with_guesses_and_without(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.engine.scheduling.pace.Pace.row_share", lambda _pace, _num: 0.1)
+    drawn = {}
+    for has_guesses in (True, False):
+        engine = made(48, has_guesses=has_guesses)
+        try:
+            asked = [asked_with(REPEATED[seed:] + PROMPTS[1 + seed % 7], seed, temperature) for seed in range(50)]
+            drawn[has_guesses] = [[each.token for each in await told(engine.begin(one))] for one in asked]
+            num_right = engine.totals.num_right
+        finally:
+            engine.close()
+        assert (num_right > 200) == has_guesses
+    assert drawn[True] == drawn[False]
+
+
 @pytest.mark.parametrize("config", [CONFIG, DRAFT], ids=["itself", "another"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("num_pages", [48, 9])
