@@ -7,6 +7,7 @@ Weights may be averaged where members began alike (`parent`), and layers put one
 space. What was trained on the same text is told by the digests of its shards.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -26,7 +27,8 @@ MEMBER = "member.json"
 MAX_NBYTES = 8 << 20
 
 _Hex = Annotated[Digest, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-_Name = Annotated[str, Meta(pattern=r"\A[\w][\w.-]{0,63}\Z")]
+_NAME = r"\A\w[\w.-]{0,63}\Z"
+_Name = Annotated[str, Meta(pattern=_NAME)]
 _Num = Annotated[int, Meta(ge=0)]
 
 Latents = Literal["none", "previous", "same", "denoise"]
@@ -110,6 +112,19 @@ class Member(Config, frozen=True, kw_only=True):
     @property
     def flops(self) -> int:
         return sum(each.flops for each in self.origins)
+
+
+def require_name(name: str) -> str:
+    """
+    Raises:
+        ConfigError: nothing can be called so.
+    """
+    if re.fullmatch(_NAME, name) is None:
+        raise ConfigError(
+            f"--name {name[:80]}: a name has letters, digits, dots, dashes and underscores, at most 64, and begins "
+            "with one of the first two. Choose another."
+        )
+    return name
 
 
 def texts_of(index: DataIndex) -> tuple[TextOf, ...]:

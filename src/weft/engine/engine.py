@@ -35,7 +35,7 @@ from weft.engine.scheduling.pace import Pace, pairs_of
 from weft.engine.scheduling.pages import PAGE, PagePool
 from weft.engine.scheduling.schedule import Row, Scheduler, Sequence
 from weft.engine.scheduling.shares import all_who_make_way, first_of_most, who_makes_way
-from weft.engine.step import Stepper, on_host
+from weft.engine.step import Steps, on_host
 from weft.errors import ConfigError, WeftError
 
 Ending = Literal["stop", "length", "cancelled"]
@@ -260,7 +260,7 @@ class Engine:
 
     def __init__(
         self,
-        stepper: Stepper,
+        stepper: Steps,
         *,
         vocab_size: int,
         context: int,

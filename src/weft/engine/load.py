@@ -97,12 +97,22 @@ class DraftModel:
     kind: Kind
 
     @property
-    def page_nbytes(self) -> int:
-        return page_nbytes(self.config, self.kind)
+    def beside(self) -> "Beside":
+        return Beside("its draft model", page_nbytes(self.config, self.kind), weights_nbytes(self.config, self.kind))
 
-    @property
-    def weights_nbytes(self) -> int:
-        return weights_nbytes(self.config, self.kind)
+
+@dataclass(frozen=True)
+class Beside:
+    """What is held beside a model.
+
+    Args:
+        called: in a sentence that begins with the model.
+        page_nbytes: of one page.
+    """
+
+    called: str
+    page_nbytes: int
+    weights_nbytes: int
 
 
 def plan(
@@ -112,9 +122,9 @@ def plan(
     context: int,
     kv_nbytes: int | None,
     free_nbytes: int,
-    draft: DraftModel | None = None,
+    beside: Beside | None = None,
 ) -> Plan:
-    """Return what is held for a model, and a draft model beside it, and for how many tokens there is room.
+    """Return what is held for a model, and what is beside it, and for how many tokens there is room.
 
     Args:
         context: tokens of the longest text.
@@ -125,12 +135,12 @@ def plan(
         TooLarge: there is no room for the model, or beside it for one text.
         ConfigError: `kv_nbytes` does not hold one text.
     """
-    weights = weights_nbytes(config, kind) + (draft.weights_nbytes if draft else 0)
-    page = page_nbytes(config, kind) + (draft.page_nbytes if draft else 0)
+    weights = weights_nbytes(config, kind) + (beside.weights_nbytes if beside else 0)
+    page = page_nbytes(config, kind) + (beside.page_nbytes if beside else 0)
     least = num_pages(context)
     left = free_nbytes - weights
     if left < least * page:
-        held = "the model and its draft model take" if draft else "the model takes"
+        held = f"the model and {beside.called} take" if beside else "the model takes"
         raise TooLarge(
             f"{held} {_gb(weights)} as {kind}, and a text of {context:,} tokens {_gb(least * page)} more; of "
             f"{device} {_gb(free_nbytes)} are free. Close other programs, or choose a smaller context."

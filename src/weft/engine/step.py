@@ -13,6 +13,7 @@ to the bit where numbers are exact, else up to rounding, for matmuls of other sh
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -157,6 +158,24 @@ def _num_layers(config: ModelConfig, of_section: int | None) -> int:
     return config.num_layers if of_section is None else of_section
 
 
+class Steps(Protocol):
+    """What an engine has its logits from."""
+
+    @property
+    def sums(self) -> Sequence[Float[Tensor, " width"]]:
+        """Of the last step: of each piece that asks for them, in order."""
+        ...
+
+    @property
+    def num_graphs(self) -> int:
+        """How many graphs were made: a step that makes one lasts far longer than others."""
+        ...
+
+    def step(self, pieces: Sequence[Piece]) -> Float[Tensor, "drawing vocab"]:
+        """As of a `Stepper`."""
+        ...
+
+
 class Stepper:
     """Computes steps of one model, or of a section."""
 
@@ -191,7 +210,7 @@ class Stepper:
             for piece, span in zip(pieces, spans, strict=True)
             if piece.sums
         ]
-        return self._of_head(x[self._ids(_last(pieces, spans))])
+        return self.logits_of(x[self._ids(_last(pieces, spans))])
 
     @torch.inference_mode()
     def pass_on(self, pieces: Sequence[Piece]) -> list[Float[Tensor, "new width"]]:
@@ -217,9 +236,10 @@ class Stepper:
         return self._graphs.run(batch, compute), spans
 
     def _logits(self, batch: Batch) -> Float[Tensor, "rows vocab"]:
-        return self._of_head(self._computed(batch))
+        return self.logits_of(self._computed(batch))
 
-    def _of_head(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows vocab"]:
+    def logits_of(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows vocab"]:
+        """Return the logits after rows, of what the last layer made of them; of the last section."""
         head, norm = self._weights.head, self._weights.norm
         assert head is not None
         assert norm is not None

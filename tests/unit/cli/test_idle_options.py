@@ -252,6 +252,30 @@ TABLE: dict[str, Rows] = {
     },
     "compose member": {"--name": ALWAYS, "--to": ALWAYS},
     "compose list": {"--json": ALWAYS},
+    "compose plan": {
+        **dict.fromkeys(("--how", "--handover", "--steps", "--batch-size", "--seq-len"), ALWAYS),
+        "--scale": (Refused("compose plan a b --scale 2", "only --handover scaled has a scale"),),
+    },
+    "compose align": {
+        **dict.fromkeys(("--data", "--name", "--how", "--handover", "--steps", "--lr", "--batch-size"), ALWAYS),
+        **dict.fromkeys(("--seq-len", "--seed", "--device"), ALWAYS),
+        "--scale": (Refused("compose align a b --data x --name c --scale 2", "only --handover scaled has a scale"),),
+    },
+    "compose select": dict.fromkeys(("--data", "--depth", "--beam", "--seq-len", "--device", "--json"), ALWAYS),
+    "compose split": {
+        **dict.fromkeys(("--data", "--clusters", "--heldout"), ALWAYS),
+        "--num": (Refused("compose split f --data x --clusters y --num 3", "--clusters says how many"),),
+        "--seed": (Refused("compose split f --data x --clusters y --seed 3", "--clusters says how many"),),
+    },
+    "compose mix": {
+        **dict.fromkeys(("--data", "--name", "--how", "--seq-len", "--device"), ALWAYS),
+        "--top": (Refused("compose mix a b --data x --name c --how soup --top 1", "a soup is one model"),),
+        "--clusters": (Refused("compose mix a b --data x --name c --clusters y", "only --how distance"),),
+    },
+    "compose evaluate": {
+        **dict.fromkeys(("--data", "--monolith", "--no-monolith", "--windows", "--device", "--json"), ALWAYS)
+    },
+    "compose export": {},
     "compose remove": {},
     "compose space": {},
     "inspect": {

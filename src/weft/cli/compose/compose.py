@@ -2,7 +2,7 @@
 
 weft compose space MODEL FOLDER          ends that members share, of a trained model
 weft compose member last --name english  a trained model, and how it came to be
-weft compose list                        the members of this home
+weft compose list                        the members of this home, and what was made of them
 """
 
 import json
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.cli.compose import evaluate, experts, stacks
 from weft.cli.home import find_checkpoint, home_of
 from weft.cli.terminal import WorkLine, say_loading, tell
 from weft.clock import SystemClock
@@ -38,6 +39,13 @@ def make_app() -> typer.Typer:
     app.command("member")(member)
     app.command("list")(list_members)
     app.command("remove")(remove)
+    app.command("select")(stacks.select)
+    app.command("plan")(stacks.plan)
+    app.command("align")(stacks.align)
+    app.command("split")(experts.split)
+    app.command("mix")(experts.mix)
+    app.command("evaluate")(evaluate.evaluate)
+    app.command("export")(stacks.export)
     return app
 
 
@@ -93,13 +101,13 @@ def member(
     ] = None,
 ) -> None:
     """Note a trained model as a member: its weights, and how it came to be."""
-    from weft.compose.member import MEMBER
+    from weft.compose.member import MEMBER, require_name
     from weft.compose.registry import Registry, copy_member, write_member
 
     registry = Registry(home_of(context))
     if (Path(model) / MEMBER).exists():
         source = Path(model)
-        called = _named(source.resolve().name if name is None else name)
+        called = require_name(source.resolve().name if name is None else name)
         place = to or registry.place(called)
         _told(copy_member(source, place, called), place)
         return
@@ -109,7 +117,7 @@ def member(
 
     trained = open_trained(str(folder), home_of(context))
     say_which(trained, model)
-    called = _named("-".join(trained.called.split()) if name is None else name)
+    called = require_name("-".join(trained.called.split()) if name is None else name)
     place = to or registry.place(called)
     if place.exists():
         raise ConfigError(f"{place}: exists; a member is never written over. Give it another --name, or remove it.")
@@ -117,17 +125,6 @@ def member(
     with Meter("writing", "B", WorkLine(), SystemClock(), 4 * trained.vector.numel()) as meter:
         write_member(place, made, lambda inner: trained.export(inner, "float32", meter.add))
     _told(made, place)
-
-
-def _named(name: str) -> str:
-    import re
-
-    if re.fullmatch(r"\w[\w.-]{0,63}", name) is None:
-        raise ConfigError(
-            f"--name {name[:80]}: a member's name has letters, digits, dots, dashes and underscores, at most 64. "
-            "Choose another."
-        )
-    return name
 
 
 def _described(name: str, trained: "Trained", home: Path) -> "Member":
@@ -207,25 +204,36 @@ def _line(each: "Member") -> str:
 
 
 def list_members(context: typer.Context, as_json: AsJson = False) -> None:
-    """Show the members of this home."""
+    """Show the members of this home, and what was made of them."""
+    from weft.compose.composed import names, place, read_composed
     from weft.compose.registry import Registry
 
-    found = Registry(home_of(context)).members()
+    home = home_of(context)
+    found = Registry(home).members()
+    made = [read_composed(place(home, name)) for name in names(home)]
     if as_json:
         import msgspec
 
-        typer.echo(json.dumps({"members": [msgspec.to_builtins(each) for each in found.values()]}))
+        told = {"members": [*found.values()], "composed": made}
+        typer.echo(json.dumps(msgspec.to_builtins(told)))
         return
     for each in found.values():
         typer.echo(_line(each))
-    tell(f"{several(len(found), 'member')} in this home")
+    for one in made:
+        typer.echo(f"{one.name}: {'stack' if one.folders - {*one.members} else 'experts'} of {', '.join(one.members)}")
+    tell(f"{several(len(found), 'member')} in this home" + (f", {len(made)} composed" if made else ""))
 
 
 def remove(
-    context: typer.Context, name: Annotated[str, typer.Argument(help="Of a member of this home.", show_default=False)]
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Of a member or a composed model of this home.", show_default=False)],
 ) -> None:
-    """Remove a member from this home, with its weights."""
+    """Remove a member, or a composed model, from this home, with its weights."""
+    from weft.compose import composed
     from weft.compose.registry import Registry
 
+    if composed.remove(home_of(context), name):
+        tell(f"{name} is no composed model any more")
+        return
     Registry(home_of(context)).remove(name)
     tell(f"{name} is no member any more")

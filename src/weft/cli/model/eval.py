@@ -235,15 +235,15 @@ def _given(trained: "Trained", paths: Sequence[str], given: str, home: Path) -> 
 
     seq_len = min(trained.config.max_seq_len, _MAX_WINDOW) if trained.run is None else trained.run.train.seq_len
     if isinstance(own_source(paths), TextSource):
-        return _text(trained, paths, seq_len)
+        return text_of(trained, paths, seq_len)
     has_text = trained.run is None or not trained.run.data.has_rows
     kind = kind_of_rows(paths, Path.cwd(), has_text=has_text)
     if kind is None:
-        return _text(trained, paths, seq_len)
+        return text_of(trained, paths, seq_len)
     return _conversations(trained, paths, seq_len, given, home, are_pairs=kind == "preferences")
 
 
-def _text(trained: "Trained", paths: Sequence[str], seq_len: int) -> Text:
+def text_of(trained: "Trained", paths: Sequence[str], seq_len: int) -> Text:
     import numpy as np
 
     end = trained.tokenizer.end_of_text

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from weft.cli.model.trained import Trained
     from weft.engine.load import Plan
+    from weft.engine.numbers import Kind
     from weft.launch.session import Options
     from weft.serve.generation import Model
     from weft.serve.keys import KeysOfFile
@@ -159,6 +160,10 @@ def serve(
         serve_members(ticket, name, where, options_of(asks, home_of(context)), how.max_context, keys)
         return
     refuse_idle(context, "this machine computes, and asks nobody", *names_of(Asking))
+    if model is not None and (folder := experts_at(model, home_of(context))) is not None:
+        refuse_idle(context, "experts are asked together, and nobody guesses for them", "draft")
+        serve_experts(folder, name, where, how, home_of(context), keys)
+        return
     if model is None:
         raise ConfigError(
             'which model? Give a folder, or a run by its name or digits; "last" is the one trained last. Or a ticket '
@@ -213,6 +218,81 @@ def serve_here(model: str, name: str, where: Where, how: How, home: Path, keys: 
             loaded.model.engine.close()
     finally:
         listener.close()
+
+
+def experts_at(given: str, home: Path) -> Path | None:
+    """Return the folder of experts that are asked together; None: that is not what is meant."""
+    from weft.compose.composed import Experts, folder_of, read_composed
+
+    folder = folder_of(given, home)
+    if folder is None:
+        return None
+    told = read_composed(folder)
+    if isinstance(told, Experts):
+        return folder
+    raise ConfigError(
+        f"{told.name} is a stack. Write it as one model: weft compose export {given} FOLDER, then weft serve FOLDER."
+    )
+
+
+def serve_experts(folder: Path, name: str, where: Where, how: How, home: Path, keys: "KeysOfFile | None") -> None:
+    """Answer by experts that are asked together on this machine.
+
+    Raises:
+        ConfigError, TooLarge: as `load`.
+    """
+    listener = listen(where.host, where.port)
+    try:
+        loaded = load_experts(folder, name or folder.resolve().name, how, home)
+        planned = loaded.planned
+        try:
+            held = f"room for {planned.num_tokens:,} tokens of all conversations together"
+            weights = f"{planned.kind} weights, {figures.nbytes(planned.weights_nbytes)}"
+            _tell(loaded.model, f"{weights}; {held}, {figures.nbytes(planned.kv_nbytes)}")
+            tell_address(address(listener), where.host, keys)
+            run_until_told(loaded.app(keys), listener, loaded.model.engine.close)
+        finally:
+            loaded.model.engine.close()
+    finally:
+        listener.close()
+
+
+def load_experts(folder: Path, name: str, how: How, home: Path) -> "Loaded":
+    """Put experts on this machine.
+
+    Raises:
+        ConfigError: as `load`, or the folder is not whole.
+        TooLarge: no room.
+    """
+    from weft.cli.model.trained import open_trained, place
+    from weft.compose.asking import engine_of, plan_of, rule_of
+    from weft.compose.composed import Experts, read_composed
+    from weft.engine.load import free_nbytes
+    from weft.serve.generation import model_of
+    from weft.serve.metrics import Metrics
+    from weft.wire import digest
+
+    told = read_composed(folder)
+    assert isinstance(told, Experts)
+    here = place(how.device)
+    kind = prepared(how)
+    experts = [open_trained(str(folder / each), home) for each in told.members]
+    first, configs = experts[0], [each.config for each in experts]
+    context = context_of(how, min(each.max_seq_len for each in configs))
+    planned = plan_of(configs, here, kind, context, nbytes("--cache", how.cache), free_nbytes(here))
+    rule = rule_of(folder, told, first.tokenizer, here)
+    models: dict[str, Model] = {}
+    metrics = Metrics(models)
+    given = [(each.config, each.vector) for each in experts]
+    engine = engine_of(given, rule, here, planned, context, metrics.step(name))
+    try:
+        made_at = max(int(each.made_at) for each in experts)
+        prints = digest("".join(each.fingerprint(kind) for each in experts).encode())[:12]
+        models[name] = model_of(name, made_at, engine, first.tokenizer, first.came_with, f"{prints}-{kind}")
+    except BaseException:
+        engine.close()
+        raise
+    return Loaded(models[name], planned, metrics, models)
 
 
 def options_of(asks: Asking, home: Path) -> "Options":
@@ -397,22 +477,14 @@ def load(trained: "Trained", name: str, how: How, cache_nbytes: int | None, draf
         ConfigError: no such device, more context than the model reads, or a draft model of another tokenizer.
         TooLarge: no room.
     """
-    import torch
-
     from weft.cli.model.trained import place
     from weft.data.tokenizer import has_same_tokens
     from weft.engine.load import DraftModel, engine_of, free_nbytes, kind_alone, plan
     from weft.serve.generation import model_of
     from weft.serve.metrics import Metrics
 
-    if how.threads:
-        torch.set_num_threads(how.threads)
-    here = place(how.device)
-    kind = kind_on(here, how.numbers)
-    most = trained.config.max_seq_len
-    if how.max_context > most:
-        raise ConfigError(f"--max-context {how.max_context}: the model reads {most} tokens at most.")
-    context = how.max_context or most
+    here, kind = place(how.device), prepared(how)
+    context = context_of(how, trained.config.max_seq_len)
     guessing: DraftModel | None = None
     if draft is not None:
         if not has_same_tokens(trained.tokenizer, draft.tokenizer):
@@ -421,7 +493,8 @@ def load(trained: "Trained", name: str, how: How, cache_nbytes: int | None, draf
                 "Give a smaller model of the same family, or leave it out."
             )
         guessing = DraftModel(draft.config, draft.vector, kind_alone(here))
-    planned = plan(trained.config, here, kind, context, cache_nbytes, free_nbytes(here), guessing)
+    beside = None if guessing is None else guessing.beside
+    planned = plan(trained.config, here, kind, context, cache_nbytes, free_nbytes(here), beside)
     models: dict[str, Model] = {}
     metrics = Metrics(models)
     engine = engine_of(trained.config, trained.vector, here, planned, context, metrics.step(name), draft=guessing)
@@ -433,6 +506,31 @@ def load(trained: "Trained", name: str, how: How, cache_nbytes: int | None, draf
         engine.close()
         raise
     return Loaded(models[name], planned, metrics, models)
+
+
+def prepared(how: How) -> "Kind":
+    """Set torch up as is asked for; return the numbers that models are held in.
+
+    Raises:
+        ConfigError: no such device, or it does not compute them.
+    """
+    import torch
+
+    from weft.cli.model.trained import place
+
+    if how.threads:
+        torch.set_num_threads(how.threads)
+    return kind_on(place(how.device), how.numbers)
+
+
+def context_of(how: How, most: int) -> int:
+    """
+    Raises:
+        ConfigError: more is asked for than the model reads.
+    """
+    if how.max_context > most:
+        raise ConfigError(f"--max-context {how.max_context}: the model reads {most} tokens at most.")
+    return how.max_context or most
 
 
 def run_until_told(app: "Starlette", listener: "socket.socket", on_told: Callable[[], None]) -> None:

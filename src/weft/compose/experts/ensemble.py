@@ -149,12 +149,22 @@ class Distance(Weighting):
         self._num_new = 0
         for text in self._texts:
             del text[:-MOST_LETTERS]  # as many tokens have about as many letters, or more
-        texts = [self._decode(text)[-MOST_LETTERS:] for text in self._texts]
-        vectors = self._clusters.tfidf.vectors(texts)
-        distances = torch.from_numpy(self._clusters.distances(vectors))
-        distances[~torch.from_numpy(vectors.any(1))] = 0.0  # of what nothing is known, all are equally far
-        # w_j ~ exp(-|context - centre_j|^2 / T)
-        self._log_weights = (-distances / self._temperature).log_softmax(-1).float().to(device)
+        self._log_weights = by_words(self._clusters, self._decode, self._texts, self._temperature).to(device)
+
+
+def by_words(
+    clusters: Clusters,
+    decode: Callable[[Sequence[int]], str],
+    texts: Sequence[Sequence[int]],
+    temperature: float = TEMPERATURE,
+) -> LogWeights:
+    """Return how much each expert counts by what texts are about, their last words at least."""
+    words = [decode(text[-MOST_LETTERS:])[-MOST_LETTERS:] for text in texts]
+    vectors = clusters.tfidf.vectors(words)
+    distances = torch.from_numpy(clusters.distances(vectors))
+    distances[~torch.from_numpy(vectors.any(1))] = 0.0  # of what nothing is known, all are equally far
+    # w_j ~ exp(-|context - centre_j|^2 / T)
+    return (-distances / temperature).log_softmax(-1).float()
 
 
 class TopK(Weighting):

@@ -1,0 +1,230 @@
+"""`weft compose evaluate`: a composed model on text that nobody trained on, beside its controls, or not at all."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.cli.compose.parts import AsJson, Device, HeldOut, Known, ModelName, known_one, reader, samples
+from weft.cli.home import home_of
+from weft.cli.terminal import say_loading
+from weft.errors import ConfigError
+from weft.ids import several
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from weft.compose.composed import Composed, Experts, Places, Stacked
+    from weft.compose.controls import Control, Report, Row
+    from weft.data.rows import Batch
+    from weft.data.tokenizer import Tokenizer
+
+_SAID: "dict[Control, str]" = {
+    "best single": "best single member",
+    "ensemble": "members asked together, alike",
+    "identity": "layers that change nothing, trained alike",
+    "continued": "best single member, trained on",
+    "monolith": "one model, trained whole",
+}
+
+
+def evaluate(
+    context: typer.Context,
+    model: ModelName,
+    data: HeldOut,
+    monolith: Annotated[
+        str | None,
+        typer.Option(
+            help="The member that was trained whole, with as much computing. `weft compose plan` says how.",
+            metavar="MEMBER",
+        ),
+    ] = None,
+    no_monolith: Annotated[bool, typer.Option("--no-monolith", help="There is none, and the report says so.")] = False,
+    windows: Annotated[int, typer.Option(help="Number of samples, spread evenly over the text; 0: all.", min=0)] = 0,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Print the loss of a composed model beside its controls."""
+    from weft.compose.composed import Stacked, find_composed, read_composed
+
+    home = home_of(context)
+    folder = find_composed(model, home)
+    told = read_composed(folder)
+    if (monolith is None) == (not no_monolith):
+        how = (
+            f" (`weft compose plan {' '.join(told.members)}` says how to train it)" if isinstance(told, Stacked) else ""
+        )
+        raise ConfigError(
+            f"a composed model is told beside one that was trained whole, with as much computing. Name it: --monolith "
+            f"MEMBER{how}. Or say --no-monolith: the report says then that there is none."
+        )
+    whole = None if monolith is None else known_one(context, monolith)
+    say_loading()
+    from weft.cli.model.trained import open_trained
+
+    first = open_trained(str(folder / told.members[0]), home)
+    text = samples(first, data, told.seq_len, windows)
+    if isinstance(told, Stacked):
+        report = _stack(folder, told, home, device, text, whole)
+    else:
+        report = _experts(folder, told, first.tokenizer, home, device, text, whole)
+    if as_json:
+        typer.echo(json.dumps(_tree(report)))
+        return
+    num, seq_len = text.tokens.shape
+    typer.echo(f"nats a token, over {several(num, 'sample')} of {several(seq_len, 'token')}")
+    for line in _lines(told, report):
+        typer.echo(line)
+
+
+# --- what is measured ---
+
+
+def _stack(folder: Path, told: "Stacked", home: Path, device: str, text: "Batch", monolith: Known | None) -> "Report":
+    from weft.compose.composed import read_stack
+    from weft.compose.controls import OF_STACKS, Report, Row, ensemble
+    from weft.compose.member import read_member
+
+    read = reader(home, device)
+    stack, grown = (read_stack(folder, each, read) for each in (told.stack, told.identity))
+    apart = [read_stack(folder, _alone(name), read) for name in told.members]
+    continued = read_stack(folder, _alone(told.continued), read)
+    here = text.to(stack.space.embed.device)
+    flops = [read_member(folder / name).flops for name in told.members]
+    alone = tuple(
+        Row(name, each.losses(here), number or None)
+        for name, each, number in zip(told.members, apart, flops, strict=True)
+    )
+    best = told.members.index(told.best)
+    together = sum(flops) if all(flops) else None
+
+    def on(base: int | None) -> int | None:
+        """Return the operations of what was trained on from there, as long as the stack."""
+        return base + told.flops if base else None
+
+    exits = range(len(told.members) - 1)
+    return Report(
+        composed=Row(told.name, stack.losses(here), on(together)),
+        exits=tuple(Row(told.stack.members[number], stack.losses(here, exit=number), None) for number in exits),
+        members=alone,
+        needed=OF_STACKS,
+        controls={
+            "best single": alone[best],
+            "ensemble": Row("ensemble", ensemble([each.logits for each in apart], here), together),
+            "identity": Row("identity", grown.losses(here), on(flops[0])),
+            "continued": Row("continued", continued.losses(here), on(flops[best])),
+            "monolith": _monolith(monolith, folder, told, home, device, here),
+        },
+    )
+
+
+def _experts(
+    folder: Path, told: "Experts", words: "Tokenizer", home: Path, device: str, text: "Batch", monolith: Known | None
+) -> "Report":
+    from weft.compose.asking import weighting_of
+    from weft.compose.controls import OF_EXPERTS, Report, Row, ensemble, losses
+    from weft.compose.experts.ensemble import likelihoods
+    from weft.compose.experts.ensemble import losses as mixed_losses
+    from weft.compose.member import read_member
+    from weft.model.flat import assemble
+
+    read = reader(home, device)
+    models = [assemble(*read(folder / name)) for name in told.members]
+    here = text.to(models[0].embed.weight.device)
+    flops = [read_member(folder / name).flops for name in told.members]
+    alone = tuple(
+        Row(name, losses(each, here), number or None)
+        for name, each, number in zip(told.members, models, flops, strict=True)
+    )
+    together = sum(flops) if all(flops) else None
+
+    def found() -> "Tensor":
+        known = likelihoods(models, here.tokens, here.targets).cpu()
+        return mixed_losses(weighting_of(folder, told, words), text.tokens, text.targets, known)
+
+    return Report(
+        composed=Row(told.name, found(), together),
+        exits=(),
+        members=alone,
+        needed=OF_EXPERTS,
+        controls={
+            "best single": alone[told.members.index(told.best)],
+            "ensemble": Row("ensemble", ensemble(models, here), together),
+            "monolith": _monolith(monolith, folder, told, home, device, here),
+        },
+    )
+
+
+def _monolith(
+    there: Known | None, folder: Path, told: "Composed", home: Path, device: str, text: "Batch"
+) -> "Row | None":
+    from weft.cli.model.trained import open_trained
+    from weft.compose.controls import Row, losses
+    from weft.compose.member import read_member, require_one_tokenizer
+
+    if there is None:
+        return None
+    require_one_tokenizer([read_member(folder / told.members[0]), there.member])
+    model = open_trained(str(there.folder), home).on(device)
+    return Row(there.member.name, losses(model, text), there.member.flops or None)
+
+
+def _alone(name: str) -> "Places":
+    from weft.compose.composed import Places
+
+    return Places(members=(name,), maps="none")
+
+
+# --- what is told ---
+
+
+def _lines(told: "Composed", report: "Report") -> list[str]:
+    from weft.compose.controls import paired, verdict
+
+    def row(name: str, each: "Row", more: str = "") -> str:
+        flops = "" if each.flops is None else f"{each.flops:.3g} operations"
+        return f"{name:42} {each.loss:7.3f}  {flops:20}  {more}".rstrip()
+
+    between = " > " if report.exits else " + "
+    lines = [row(f"{told.name}: {between.join(told.members)}", report.composed)]
+    if (adds := report.adds) is not None:
+        lines.append(f"  its last member adds {adds[0]:+.3f} ± {adds[1]:.3f}")
+    lines += [row(f"  after {name}", each) for name, each in zip(told.members, report.exits, strict=False)]
+    lines += [row(f"{each.name} alone", each) for each in report.members]
+    lines.append("controls, and what it is less than they are")
+    for name, each in report.controls.items():
+        if each is None:
+            lines.append(f"{_SAID[name]:42}    none was trained")
+            continue
+        away, error = paired(report.composed.losses, each.losses)
+        lines.append(
+            row(_SAID[name], each, f"{away:+.3f} ± {error:.3f}, {verdict(report.composed.losses, each.losses)}")
+        )
+    return lines
+
+
+def _tree(report: "Report") -> dict[str, Any]:
+    from weft.compose.controls import paired, verdict
+
+    def row(each: "Row | None") -> Any:
+        if each is None:
+            return None
+        away, error = paired(report.composed.losses, each.losses)
+        told = {"difference": away, "error": error, "it_is": verdict(report.composed.losses, each.losses)}
+        return {"name": each.name, "loss": each.loss, "flops": each.flops, **told}
+
+    return {
+        "name": report.composed.name,
+        "loss": report.composed.loss,
+        "flops": report.composed.flops,
+        "adds": report.adds,
+        "members": _rows(report.members, row),
+        "exits": _rows(report.exits, row),
+        "controls": {name: row(each) for name, each in report.controls.items()},
+    }
+
+
+def _rows(rows: "Sequence[Row]", told: Any) -> list[Any]:
+    return [told(each) for each in rows]

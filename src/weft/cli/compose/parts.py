@@ -1,0 +1,196 @@
+"""What verbs of `weft compose` begin with: members by name, opened, and text as samples."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.cli.home import home_of
+from weft.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from weft.cli.model.trained import Trained
+    from weft.compose.member import Member
+    from weft.data.rows import Batch
+    from weft.ids import Digest
+    from weft.model.config import ModelConfig
+
+USUAL_SEQ_LEN = 512
+DEV_SHARE = 10  # of text that is given, one part is not trained on: by it the best member is chosen
+DEV_WINDOWS = 64  # of it, at most
+
+Members = Annotated[list[str], typer.Argument(help="Names of members, or their folders.", show_default=False)]
+ModelName = Annotated[str, typer.Argument(help="Name of a composed model, or its folder.", show_default=False)]
+SeqLen = Annotated[
+    int | None,
+    typer.Option(
+        "--seq-len",
+        help=f"Tokens of a sample. [default: {USUAL_SEQ_LEN}, or what members read]",
+        show_default=False,
+        min=2,
+    ),
+]
+HeldOut = Annotated[
+    list[str],
+    typer.Option(help="Files of text that nobody trained on, folders or globs; may be repeated.", show_default=False),
+]
+NewName = Annotated[str, typer.Option(help="What the composed model is called.", show_default=False)]
+Device = Annotated[str, typer.Option(help="Where torch runs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs: one object.")]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A member, of which the weights are not read."""
+
+    folder: Path
+    member: "Member"
+
+
+def known(context: typer.Context, given: Sequence[str]) -> list[Known]:
+    """
+    Raises:
+        NoSuchRun: one is no member.
+        ConfigError: one cannot be read, or is named twice, or is alone.
+    """
+    from weft.compose.member import require_one_tokenizer
+
+    found = [known_one(context, each) for each in given]
+    if len(found) < 2:
+        raise ConfigError("this takes two members or more. Name another: `weft compose list` shows them.")
+    names = [each.member.name for each in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(
+            f"{', '.join(twice)}: named twice. A member with itself is a control, and made without being asked for. "
+            "Name others."
+        )
+    require_one_tokenizer([each.member for each in found])
+    return found
+
+
+def known_one(context: typer.Context, given: str) -> Known:
+    from weft.compose.member import read_member
+    from weft.compose.registry import Registry
+
+    folder = Registry(home_of(context)).find(given)
+    return Known(folder, read_member(folder))
+
+
+def new_place(context: typer.Context, name: str) -> Path:
+    """Return where a composed model will lie.
+
+    Raises:
+        ConfigError: it is no name, or it is taken.
+    """
+    from weft.compose.composed import place
+    from weft.compose.member import require_name
+
+    folder = place(home_of(context), require_name(name))
+    if folder.exists():
+        raise ConfigError(f"{folder}: exists; a composed model is never written over. Choose another --name.")
+    return folder
+
+
+def seq_len_of(members: "Sequence[Member]", given: int | None) -> int:
+    longest = min(each.model.max_seq_len for each in members)
+    if given is not None and given > longest:
+        raise ConfigError(f"--seq-len {given}: a member reads {longest} tokens at most. Choose that or less.")
+    return given or min(USUAL_SEQ_LEN, longest)
+
+
+def reader(home: Path, device: str) -> "Callable[[Path], tuple[ModelConfig, Tensor]]":
+    """Return what reads the model in a member's folder."""
+    from weft.cli.model.trained import open_trained, place
+
+    def read(folder: Path) -> "tuple[ModelConfig, Tensor]":
+        trained = open_trained(str(folder), home)
+        return trained.config, trained.vector.to(place(device))
+
+    return read
+
+
+# --- text ---
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """
+    Args:
+        train: tokens, one after the other.
+        dev: other text, by which something is chosen.
+        digest: names both.
+    """
+
+    train: "Tensor"
+    dev: "Batch"
+    digest: "Digest"
+
+
+def texts(trained: "Trained", paths: Sequence[str], seq_len: int) -> Texts:
+    """Return text to train on, and a tenth of it to choose by.
+
+    Raises:
+        DataError: there is none.
+        ConfigError: it is too short.
+    """
+    import numpy as np
+    import torch
+
+    from weft.cli.model.eval import text_of
+    from weft.wire import digest
+
+    ids = text_of(trained, paths, seq_len).ids.astype(np.int64)
+    num_dev = max(len(ids) // DEV_SHARE, seq_len + 1)
+    if len(ids) - num_dev <= seq_len:
+        raise ConfigError(
+            f"--data: {len(ids):,} tokens are too few for samples of {seq_len}. Give more, or a lower --seq-len."
+        )
+    return Texts(torch.from_numpy(ids[:-num_dev]), _cut(ids[-num_dev:], seq_len, DEV_WINDOWS), digest(ids.tobytes()))
+
+
+def samples(trained: "Trained", paths: Sequence[str], seq_len: int, most: int = 0) -> "Batch":
+    """Return text as samples, spread evenly over it.
+
+    Args:
+        most: samples; 0: all.
+
+    Raises:
+        DataError: there is none.
+    """
+    import numpy as np
+
+    from weft.cli.model.eval import text_of
+
+    return _cut(text_of(trained, paths, seq_len).ids.astype(np.int64), seq_len, most)
+
+
+def _cut(ids: Any, seq_len: int, most: int) -> "Batch":
+    import numpy as np
+    import torch
+
+    from weft.data import rows
+
+    seq_len = min(seq_len, len(ids) - 1)
+    there = (len(ids) - 1) // seq_len
+    num = min(most or there, there)
+    starts = np.arange(num) * there // num * seq_len
+    return rows.batch_of(torch.from_numpy(ids[starts[:, None] + np.arange(seq_len + 1)]), has_rows=False)
+
+
+def halves(batch: "Batch", device: "torch.device") -> "tuple[Batch, Batch]":
+    """Return two parts of samples: by one something is chosen, on the other it is told.
+
+    Raises:
+        ConfigError: there is a single sample.
+    """
+    num = len(batch.tokens)
+    if num < 2:
+        raise ConfigError(
+            "--data: a single sample, and what is chosen by one half is told on the other. Give more text."
+        )
+    return batch.part(0, num // 2).to(device), batch.part(num // 2, num).to(device)

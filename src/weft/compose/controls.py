@@ -1,0 +1,118 @@
+"""A composed model beside its controls: losses on text that nobody trained on, and what each took.
+
+    composed      the stack, the exits below its last member, the members alone
+    controls      best single      the member that was best on dev text
+                  ensemble         the members asked together, each for as much
+                  identity         layers that change nothing in place of the upper members, trained as the stack was
+                  continued        the best single, trained on with as many operations as the stack
+                  monolith         one model, trained with all operations that members and stack took
+
+Experts that are asked together have no training of their own, so they are told beside the first two and the last.
+
+Differences are paired: of the same sequences, with the standard error of their mean. Below `TIE` nats, or two standard
+errors, they are ties.
+
+Why these: stacks of members that were trained apart lost against all of them but the first, in models of 1 MB.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log, sqrt
+from typing import Literal
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from weft.compose.experts.ensemble import Model
+from weft.compose.stacks.stack import losses_of
+from weft.data.rows import Batch
+from weft.errors import ConfigError
+
+TIE = 0.015
+_AT_A_TIME = 16  # sequences
+
+Control = Literal["best single", "ensemble", "identity", "continued", "monolith"]
+OF_STACKS: tuple[Control, ...] = ("best single", "ensemble", "identity", "continued", "monolith")
+OF_EXPERTS: tuple[Control, ...] = ("best single", "ensemble", "monolith")
+
+Losses = Float32[Tensor, " sequences"]
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """
+    Args:
+        losses: nats per token of each sequence.
+        flops: of all that made it, members and their training together; None: nobody knows.
+    """
+
+    name: str
+    losses: Losses
+    flops: int | None
+
+    @property
+    def loss(self) -> float:
+        return float(self.losses.double().mean())
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """
+    Args:
+        exits: of a stack after each member below the last.
+        needed: its controls.
+        controls: of each its row; None of the monolith: it is told that there is none.
+
+    Raises:
+        ConfigError: a control is missing.
+    """
+
+    composed: Row
+    exits: tuple[Row, ...]
+    members: tuple[Row, ...]
+    needed: tuple[Control, ...]
+    controls: dict[Control, Row | None]
+
+    def __post_init__(self) -> None:
+        if missing := [name for name in self.needed if name not in self.controls]:
+            raise ConfigError(f"a composed model is told beside its controls: {', '.join(missing)} is missing.")
+        if none := [name for name, row in self.controls.items() if row is None and name != "monolith"]:
+            raise ConfigError(f"a composed model is told beside its controls: {', '.join(none)} was not measured.")
+
+    @property
+    def adds(self) -> tuple[float, float] | None:
+        """What the last member of a stack adds to the loss, and the standard error: below 0 it helps."""
+        return paired(self.composed.losses, self.exits[-1].losses) if self.exits else None
+
+
+def paired(losses: Losses, than: Losses) -> tuple[float, float]:
+    """Return the mean difference of losses of the same sequences, and its standard error."""
+    away = (losses - than).double()
+    return float(away.mean()), float(away.std()) / sqrt(len(away)) if len(away) > 1 else float("inf")
+
+
+def verdict(losses: Losses, than: Losses) -> Literal["better", "worse", "a tie"]:
+    """Return what a paired difference comes to."""
+    mean, error = paired(losses, than)
+    if abs(mean) < max(TIE, 2 * error):
+        return "a tie"
+    return "better" if mean < 0 else "worse"
+
+
+@torch.no_grad()
+def ensemble(models: Sequence[Model], batch: Batch) -> Losses:
+    """Return the losses of models that are asked together: the mean of their probabilities."""
+    found = []
+    for start in range(0, len(batch.tokens), _AT_A_TIME):
+        part = batch.part(start, start + _AT_A_TIME)
+        logs = [model(part.tokens).float().log_softmax(-1) for model in models]
+        found.append(losses_of(torch.stack(logs).logsumexp(0) - log(len(models)), part.targets))
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def losses(model: Model, batch: Batch) -> Losses:
+    """Return the loss of each sequence of running text, nats per token."""
+    parts = (batch.part(start, start + _AT_A_TIME) for start in range(0, len(batch.tokens), _AT_A_TIME))
+    return torch.cat([losses_of(model(each.tokens).float(), each.targets) for each in parts])

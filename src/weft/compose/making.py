@@ -1,0 +1,318 @@
+"""Making a stack of members, and its controls: one training after the other, which goes on where it was stopped.
+
+    stack        the members, aligned in the ways that were asked for, one after the other
+    identity     the lowest member under layers that change nothing yet, aligned likewise
+    continued    the member that is best on dev text, alone, for as many operations
+
+The controls are no extra. Any training makes a stack better than it was, and only they tell whether the upper members
+were worth having. They read the same text, drawn by the same numbers.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from weft import wire
+from weft.clock import Clock
+from weft.compose.space import Space, numbers_digest
+from weft.compose.stacks.align import (
+    AlignConfig,
+    ContinueConfig,
+    JointConfig,
+    OnewayConfig,
+    Plan,
+    StitchConfig,
+    begin,
+    plan,
+)
+from weft.compose.stacks.body import body, identity, vector_of
+from weft.compose.stacks.descent import DescentConfig, Draw, State
+from weft.compose.stacks.sauce import SauceConfig
+from weft.compose.stacks.stack import AffineConfig, PostConfig, PreConfig, Seam, Stack
+from weft.data.rows import Batch
+from weft.errors import ConfigError
+from weft.ids import Digest
+from weft.model.transformer import SectionModule
+
+How = Literal["stitch", "one-way", "sauce", "joint"]
+SAVE_S = 30.0  # at most so much is made again
+LAYERS_SEED = 9  # of the matrices of layers that change nothing yet
+
+
+def ways_of(how: Sequence[How], num: int, training: DescentConfig) -> tuple[AlignConfig, ...]:
+    """Return the trainings of a stack of `num` members: from below where a member reads, from above where it writes."""
+    found: list[AlignConfig] = []
+    for each in how:
+        match each:
+            case "stitch":
+                found += [StitchConfig(training=training, seam=seam) for seam in range(num - 1)]
+            case "one-way":
+                found += [OnewayConfig(training=training, member=member) for member in range(1, num)]
+            case "sauce":
+                found += [SauceConfig(training=training, member=member) for member in reversed(range(num - 1))]
+            case "joint":
+                found.append(JointConfig(training=training))
+    return tuple(found)
+
+
+def require_ways(how: Sequence[How], seam: Seam) -> None:
+    """
+    Raises:
+        ConfigError: a way does not begin from what is between the members, or from what another way leaves there.
+    """
+    is_post, is_pre = isinstance(seam.handover, PostConfig), isinstance(seam.handover, PreConfig)
+    if not how:
+        raise ConfigError("no way of aligning. Name one or more: stitch, one-way, sauce, joint.")
+    if "stitch" in how and is_pre:
+        raise ConfigError("stitch begins from a handover that norms. Choose post or scaled.")
+    if "sauce" in how and (not is_post or "stitch" in how[: how.index("sauce")]):
+        raise ConfigError(
+            "sauce needs members that hand over at root mean square 1. Choose the handover post, and "
+            "no stitch before it."
+        )
+
+
+def usual_seam(how: Sequence[How]) -> Seam:
+    """Return what is between members where nobody says: raw, where all train at once, as between a decoder's layers."""
+    return Seam(handover=PreConfig() if set(how) <= {"joint"} else PostConfig())
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What is asked for.
+
+    Args:
+        bodies: of the members, the lowest first.
+    """
+
+    space: Space
+    bodies: tuple[SectionModule, ...]
+    seams: tuple[Seam, ...]
+    how: tuple[AlignConfig, ...]
+    batch_size: int
+    seq_len: int
+
+    @property
+    def stack(self) -> Stack:
+        return Stack(self.space, self.bodies, self.seams)
+
+    @property
+    def identity(self) -> Stack:
+        """The lowest member, with layers that change nothing in place of each other."""
+        upper = [
+            body(each.config, identity(each.config, LAYERS_SEED + number).to(self.space.embed.device))
+            for number, each in enumerate(self.bodies[1:])
+        ]
+        return Stack(self.space, (self.bodies[0], *upper), self.seams)
+
+    def single(self, number: int) -> Stack:
+        return Stack(self.space, (self.bodies[number],))
+
+    # --- what it takes; of bodies without memory, too ---
+
+    def plans(self) -> list[Plan]:
+        """Return what each training of the stack takes."""
+        return [plan(each, self.stack, self.batch_size, self.seq_len) for each in self.how]
+
+    @property
+    def flops(self) -> int:
+        """Of all trainings of the stack; of the identity's they are as many."""
+        return int(sum(each.flops for each in self.plans()))
+
+    def continued(self, best: int) -> ContinueConfig:
+        """Return how a single member is trained on, to take as many operations as the stack."""
+        longest = max((each.training for each in self.how), key=lambda each: each.steps)
+        step = ContinueConfig(training=msgspec.structs.replace(longest, steps=1, warmup_steps=0))
+        one = plan(step, self.single(best), self.batch_size, self.seq_len).flops
+        steps = max(1, round(self.flops / one))
+        warmup = min(longest.warmup_steps, steps)
+        return ContinueConfig(training=msgspec.structs.replace(longest, steps=steps, warmup_steps=warmup))
+
+    def num_steps(self, best: int) -> int:
+        """Return how many steps `make` takes in all."""
+        return 2 * sum(each.training.steps for each in self.how) + self.continued(best).training.steps
+
+    def digest(self, text: Digest) -> Digest:
+        """Return what names all that the trainings depend on.
+
+        Args:
+            text: names what is trained on, and what the best is chosen by.
+        """
+        parts = [self.space.digest, *(numbers_digest(vector_of(each)) for each in self.bodies), text]
+        told = msgspec.to_builtins((self.seams, self.how, self.batch_size, self.seq_len))
+        return wire.digest(msgspec.json.encode([parts, told]))
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    stack: Stack
+    identity: Stack
+    continued: SectionModule
+
+
+def best_of(work: Work, dev: Batch) -> int:
+    """Return the number of the member that has the least loss alone, on dev text."""
+    losses = [float(work.single(number).losses(dev).mean()) for number in range(len(work.bodies))]
+    return losses.index(min(losses))
+
+
+def make(work: Work, best: int, draw: Draw, shelf: "Shelf", on_step: Callable[[], None]) -> Made:
+    """Make a stack and its controls, going on from what the shelf holds.
+
+    Args:
+        best: as `best_of` returns it.
+        draw: what is trained on.
+        shelf: opened for this work.
+        on_step: told of each step, also of those that were made before.
+
+    Raises:
+        ConfigError: an alignment does not fit the stack.
+        NotFinite: a training has diverged.
+    """
+    stack, grown, single = work.stack, work.identity, work.single(best)
+    for number, config in enumerate(work.how):
+        stack = _trained(f"stack {number}", config, stack, draw, shelf, on_step)
+    for number, config in enumerate(work.how):
+        grown = _trained(f"identity {number}", config, grown, draw, shelf, on_step)
+    single = _trained("continued", work.continued(best), single, draw, shelf, on_step)
+    return Made(stack, grown, single.bodies[0])
+
+
+def _trained(
+    name: str, config: AlignConfig, begun: Stack, draw: Draw, shelf: "Shelf", on_step: Callable[[], None]
+) -> Stack:
+    """Return the stack after one of its trainings."""
+    if (found := shelf.done(name)) is not None:
+        for _ in range(config.training.steps):
+            on_step()
+        return _restored(begun, found)
+    descent = begin(config, begun, draw)
+    if (state := shelf.state(name)) is not None:
+        descent.load(state)
+    for _ in range(descent.num_steps):
+        on_step()
+    while descent.num_steps < config.training.steps:
+        descent.step()
+        on_step()
+        shelf.keep(name, descent.state)
+    found = _numbers(descent.stack)
+    shelf.put(name, found)
+    return _restored(begun, found)
+
+
+def _numbers(stack: Stack) -> dict[str, Tensor]:
+    """Return all that a training may have changed of a stack."""
+    found = {f"body.{number}": vector_of(each) for number, each in enumerate(stack.bodies)}
+    return found | {f"map.{number}": each.clone() for number, each in enumerate(stack.maps) if each is not None}
+
+
+def _restored(begun: Stack, numbers: dict[str, Tensor]) -> Stack:
+    device = begun.space.embed.device
+    bodies = tuple(body(each.config, numbers[f"body.{number}"].to(device)) for number, each in enumerate(begun.bodies))
+    maps = tuple(numbers.get(f"map.{number}") for number in range(len(begun.seams)))
+    seams = tuple(
+        seam if matrix is None else msgspec.structs.replace(seam, handover=AffineConfig())
+        for seam, matrix in zip(begun.seams, maps, strict=True)
+    )
+    there = tuple(None if each is None else each.to(device) for each in maps)
+    return replace(begun, bodies=bodies, seams=seams, maps=there)
+
+
+def changed(before: Stack, after: Stack) -> list[bool]:
+    """Return of which bodies a training has changed the numbers."""
+    return [not vector_of(one).equal(vector_of(other)) for one, other in zip(before.bodies, after.bodies, strict=True)]
+
+
+# --- what was done so far ---
+
+
+class Shelf:
+    """A folder with the trainings that are through, and the state of the one under way.
+
+    Args:
+        folder: is made when something is kept.
+    """
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self._folder, self._clock = folder, clock
+        self._digest = Digest("")
+        self._kept_at = clock.now()
+
+    def open(self, digest: Digest) -> None:
+        """Take up what is there of a work.
+
+        Raises:
+            ConfigError: it is of another one.
+        """
+        self._digest = digest
+        for file in sorted(self._folder.glob("*.safetensors")):
+            with _opened(file) as found:
+                if found.metadata().get("work") != digest:
+                    raise ConfigError(
+                        f"{self._folder} holds another work that was begun under this name: other members, text or "
+                        "settings. Give these as they were to go on with it, choose another --name, or remove it."
+                    )
+
+    def done(self, name: str) -> dict[str, Tensor] | None:
+        """Return what a training has made; None: it is not through."""
+        return self._read(self._file(name, "done"))
+
+    def put(self, name: str, numbers: dict[str, Tensor]) -> None:
+        self._write(self._file(name, "done"), numbers, 0)
+        self._file(name, "state").unlink(missing_ok=True)
+
+    def state(self, name: str) -> State | None:
+        """Return where a training stood; None: at its beginning."""
+        file = self._file(name, "state")
+        if (numbers := self._read(file)) is None:
+            return None
+        with _opened(file) as found:
+            return State(int(found.metadata()["steps"]), numbers)
+
+    def keep(self, name: str, state: Callable[[], State]) -> None:
+        """Write down where a training stands, now and then."""
+        if self._clock.now() - self._kept_at >= SAVE_S:
+            told = state()
+            self._write(self._file(name, "state"), dict(told.tensors), told.num_steps)
+            self._kept_at = self._clock.now()
+
+    def remove(self) -> None:
+        """Forget all of it: what was asked for is made, and written elsewhere."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _file(self, name: str, what: str) -> Path:
+        return self._folder / f"{name.replace(' ', '.')}.{what}.safetensors"
+
+    def _read(self, file: Path) -> dict[str, Tensor] | None:
+        if not file.exists():
+            return None
+        with _opened(file) as found:
+            return {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118  # it is no mapping
+
+    def _write(self, file: Path, numbers: dict[str, Tensor], steps: int) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(".partial")
+        told = {name: each.detach().cpu().contiguous() for name, each in numbers.items()}
+        save_file(told, partial, {"work": self._digest, "steps": str(steps)})
+        partial.replace(file)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        with safe_open(file, "pt") as found:
+            yield found
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}. Remove it: its training is made again.") from None

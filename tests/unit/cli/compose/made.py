@@ -1,0 +1,52 @@
+"""Members of one space, as small as can be, in a home."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from weft.cli.model.trained import Trained
+from weft.compose.member import Member, Origin
+from weft.compose.registry import Registry, write_member
+from weft.compose.space import Space
+from weft.compose.stacks.body import body, fresh
+from weft.compose.stacks.stack import Stack, whole
+from weft.data.tokenizer import ByteTokenizer
+from weft.ids import Digest
+from weft.model.config import ModelConfig
+from weft.model.flat import assemble
+from weft.model.initial import initial_vector
+from weft.store.chunks import raw
+from weft.wire import digest
+
+WORDS = ByteTokenizer()
+CONFIG = ModelConfig(
+    vocab_size=257, num_layers=1, num_heads=2, num_kv_heads=2, width=16, ffn_width=32, max_seq_len=64, is_tied=False
+)
+FLOPS = 10**12  # that a member took
+
+
+def space(seed: int = 3) -> Space:
+    return Space.of(assemble(CONFIG, 4 * initial_vector(CONFIG, seed)), WORDS.digest)
+
+
+def write(home: Path, name: str, seed: int, *, of: Space | None = None, is_known: bool = True) -> Member:
+    """Write a member that was drawn by chance; where it is known, it says what it took."""
+    space_of_it = of or space()
+    config, vector = whole(Stack(space_of_it, (body(CONFIG, 4 * fresh(CONFIG, seed)),)))
+    member = Member(
+        name=name,
+        model=config,
+        weights=digest(raw(vector)),
+        tokenizer=WORDS.digest,
+        space=space_of_it.digest,
+        seed=seed,
+        parent=Digest("ab" * 32),
+        is_seeded=True,
+        origins=(Origin(how="trained", tokens=1000, flops=FLOPS),) if is_known else (),
+    )
+    trained = Trained(Path(name), config, vector, WORDS, None)
+    write_member(Registry(home).place(name), member, trained.export)
+    return member
+
+
+def write_all(home: Path, names: Sequence[str]) -> list[Member]:
+    return [write(home, name, seed) for seed, name in enumerate(names)]

@@ -1,0 +1,120 @@
+"""`weft compose split | mix`, and what is mixed is told and served."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from unit.cli.compose.made import WORDS, write, write_all
+from unit.cli.small import Weft
+from unit.compose.experts.texts import documents
+from weft.cli.serve.serve import How, load_experts
+from weft.compose.asking import weighting_of
+from weft.compose.composed import Experts, read_composed
+from weft.compose.experts.ensemble import Distance, Posterior, TopK, Uniform
+from weft.compose.member import read_member
+from weft.engine.draw import Drawing
+from weft.engine.engine import Wanted
+from weft.model.weights import read_folder
+
+SHORT = "--seq-len", "16"
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    lines = [json.dumps({"name": each.name, "text": each.text}) for each in documents(30)]
+    (tmp_path / "text.jsonl").write_text("\n".join(lines))
+    return tmp_path / "text.jsonl"
+
+
+def read(folder: Path) -> Experts:
+    found = read_composed(folder)
+    assert isinstance(found, Experts)
+    return found
+
+
+def test_documents_are_sorted_and_others_sort_theirs_alike(weft: Weft, text: Path, tmp_path: Path) -> None:
+    answer = weft("compose", "split", tmp_path / "parts", "--data", text, "--num", "3")
+    assert answer.code == 0, answer.err
+    assert len(answer.out.splitlines()) == 3
+    assert weft("compose", "split", tmp_path / "theirs", "--data", text, "--clusters", tmp_path / "parts").code == 0
+    for file in ("cluster-000.jsonl", "cluster-002.heldout.jsonl", "clusters.bin"):
+        assert (tmp_path / "parts" / file).read_bytes() == (tmp_path / "theirs" / file).read_bytes()
+    idle = weft("compose", "split", tmp_path / "x", "--data", text, "--clusters", tmp_path / "parts", "--num", "5")
+    assert "--clusters says how many" in idle.err
+    wrong = weft("compose", "split", tmp_path / "x", "--data", text, "--clusters", tmp_path)
+    assert "`weft compose split` wrote" in wrong.err
+
+
+@pytest.mark.parametrize("how", ["posterior", "distance", "uniform"])
+def test_experts_are_mixed_told_and_served(weft: Weft, home: Path, text: Path, tmp_path: Path, how: str) -> None:
+    write_all(home, ["a", "b", "c"])
+    weft("compose", "split", tmp_path / "parts", "--data", text, "--num", "3")
+    more = ("--clusters", tmp_path / "parts") if how == "distance" else ()
+    line = ("compose", "mix", "a", "b", "c", "--data", text, "--name", "all", "--how", how, "--top", "2", *more, *SHORT)
+    answer = weft(*line)
+    assert answer.code == 0, answer.err
+    folder = home / "composed" / "all"
+    told = read(folder)
+    assert sum(told.prior) == pytest.approx(1.0, abs=1e-5)
+    weighting = weighting_of(folder, told, WORDS)
+    assert isinstance(weighting, TopK)
+    assert isinstance(weighting._weighting, {"posterior": Posterior, "distance": Distance, "uniform": Uniform}[how])
+    said = weft("compose", "evaluate", "all", "--data", text, "--no-monolith", "--windows", "20", "--json")
+    found = json.loads(said.out)
+    assert list(found["controls"]) == ["best single", "ensemble", "monolith"]
+    assert found["exits"] == []
+    if how != "distance":
+        assert min(each["loss"] for each in found["members"]) - 0.01 < found["loss"]
+    assert "experts of a, b, c" in weft("compose", "list").out
+    assert "weft serve" in weft("compose", "export", "all", tmp_path / "one").err
+
+
+async def test_a_server_asks_experts_together(weft: Weft, home: Path, text: Path) -> None:
+    write_all(home, ["a", "b"])
+    assert weft("compose", "mix", "a", "b", "--data", text, "--name", "both", *SHORT).code == 0
+    loaded = load_experts(home / "composed" / "both", "both", How(device="cpu", cache="1MB"), home)
+    engine = loaded.model.engine
+    try:
+        assert loaded.model.id == "both"
+        prompt = tuple(int(each) for each in WORDS.encode("the harbour"))
+        begun = engine.begin(Wanted("key", prompt, 8, Drawing(temperature=0.0)))
+        assert len([each async for each in begun]) == 8
+    finally:
+        engine.close()
+
+
+def test_a_soup_is_a_member_where_members_began_alike(weft: Weft, home: Path, text: Path) -> None:
+    for number, name in enumerate("abc"):
+        write(home, name, number)
+    answer = weft("compose", "mix", "a", "b", "c", "--data", text, "--name", "one", "--how", "soup")
+    assert answer.code == 0, answer.err
+    made = read_member(home / "members" / "one")
+    assert made.origins[-1].how == "soup"
+    taken = [name for name in "abc" if name in answer.err.split("mean of ")[1].split(":")[0].split(", ")]
+    assert made.origins[-1].of == tuple(read_member(home / "members" / name).weights for name in taken)
+    vectors = [read_folder(home / "members" / name)[1] for name in taken]
+    assert read_folder(home / "members" / "one")[1].allclose(sum(vectors) / len(vectors), atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (["a", "b", "--how", "distance"], "wants --clusters"),
+        (["a", "b", "--top", "3"], "--top 3 of 2"),
+        (["a", "b", "--clusters", "x"], "only --how distance"),
+        (["a", "other", "--how", "soup"], "cannot be averaged"),
+        (["a", "b", "--how", "soup", "--top", "1"], "a soup is one model"),
+    ],
+)
+def test_what_cannot_be_mixed_is_refused(weft: Weft, home: Path, text: Path, line: list[str], words: str) -> None:
+    write_all(home, ["a", "b"])
+    from msgspec import structs
+
+    from weft.model.weights import write_json
+
+    changed = structs.replace(write(home, "other", 9), parent=None)
+    write_json(home / "members" / "other" / "member.json", changed)
+    answer = weft("compose", "mix", *line, "--data", text, "--name", "x")
+    assert answer.code == 2
+    assert words in answer.err
