@@ -26,6 +26,7 @@ from torch.nn.functional import cosine_similarity
 from benchmarks import _stacks_told as told
 from benchmarks import report
 from benchmarks._stacks_told import GROUPS, Row, Seed
+from weft.compose.descent import Descent, DescentConfig, Draw, Trained, windows
 from weft.compose.space import Space, normed
 from weft.compose.stacks.align import (
     Aim,
@@ -40,7 +41,6 @@ from weft.compose.stacks.align import (
     synchronous_flops,
 )
 from weft.compose.stacks.body import body, fresh, identity, vector_of
-from weft.compose.stacks.descent import Descent, DescentConfig, Draw, Trained, windows
 from weft.compose.stacks.latents import LatentConfig, LatentDescent
 from weft.compose.stacks.sauce import SauceConfig
 from weft.compose.stacks.select import matrix, scaled

@@ -42,6 +42,7 @@ FLOORS = (
     ("peer.messages", "stages.messages", "store"),
     ("run", "peer.companion", "peer.chain", "stages.table"),
     ("training", "observe", "stages.report"),
+    ("compose.descent",),
     ("compose.stacks", "compose.experts", "compose.paths", "compose.blocks"),
     ("compose",),
     ("texts.beside",),

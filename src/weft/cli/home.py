@@ -47,7 +47,7 @@ _MAX_LISTED = 8
 
 
 def find_checkpoint(given: str, home: Path) -> Path:
-    """Return the folder of the checkpoint, or of the Hugging Face model, that `given` means.
+    """Return the folder of the checkpoint, or of the Hugging Face model, that `given` means: a run's or a member's.
 
     Raises:
         NoSuchRun: neither a folder nor a run of this home; says which runs there are.
@@ -76,6 +76,8 @@ def find_checkpoint(given: str, home: Path) -> Path:
             f"{path} is a file, and weft reads a model from a folder: a checkpoint, or config.json and safetensors. If "
             "it is a GGUF file, transformers reads it and can save it as such a folder."
         )
+    if run is None and (found := _member(given, home)) is not None:
+        return found
     if run is None:
         raise no_such_run(given, home, "a folder with a model")
     found = _newest(run.glob(WHOLE))
@@ -85,6 +87,12 @@ def find_checkpoint(given: str, home: Path) -> Path:
     if _read(found / CHECKPOINT_FILE)[1] is None:
         raise CheckpointError(_damaged(found, run, home, is_last=given == LAST))
     return found
+
+
+def _member(given: str, home: Path) -> Path | None:
+    """Return the folder of the member of that name (`weft compose member`); None: there is none."""
+    folder = home / "members" / given
+    return folder if Path(given).name == given and (folder / "member.json").exists() else None
 
 
 def find_sections(given: str, home: Path) -> Path:

@@ -1,4 +1,9 @@
-"""Experts that were mixed, as they are asked: what each counts, for who measures losses and for who draws texts."""
+"""Experts that were mixed or merged, as they are asked.
+
+weighting_of              what each counts, for who measures losses
+rule_of, engine_of        the same, for who draws texts
+merged_plan, merged_engine        of a mixture, in which a router chooses
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,10 +15,11 @@ from torch import Tensor
 
 from weft.compose.composed import Experts, clusters_of
 from weft.compose.experts.ensemble import Distance, Posterior, TopK, Uniform, Weighting, by_words
+from weft.compose.experts.mixture import MixtureConfig, mixture_layout
 from weft.compose.experts.together import Rule, Together, token_nbytes
 from weft.data.tokenizer import Tokenizer
 from weft.engine.engine import Engine
-from weft.engine.load import Beside, Plan, plan, weights_nbytes
+from weft.engine.load import NUMBER_NBYTES, Beside, Plan, plan, weights_nbytes
 from weft.engine.numbers import Kind
 from weft.engine.scheduling.pages import PAGE
 from weft.engine.step import KeysAndValues, Stepper, Weights, page_nbytes
@@ -86,6 +92,45 @@ def engine_of(
     return Engine(
         Together(steppers, [config.width for config, _ in experts], rule, planned.num_pages),
         vocab_size=experts[0][0].vocab_size,
+        context=context,
+        num_pages=planned.num_pages,
+        on_step=on_step,
+    )
+
+
+# --- a mixture ---
+
+
+def merged_plan(
+    config: MixtureConfig, device: torch.device, kind: Kind, context: int, kv_nbytes: int | None, free_nbytes: int
+) -> Plan:
+    """Return what serving a mixture will hold; arguments and errors are those of `engine.load.plan`."""
+    networks = sum(span.num for span in mixture_layout(config) if ".ffn.experts." in span.name)
+    others = networks * (config.num_experts - 1) // config.num_experts
+    beside = Beside("its other experts", 0, others * NUMBER_NBYTES[kind])
+    return plan(config.model, device, kind, context, kv_nbytes, free_nbytes, beside)
+
+
+def merged_engine(
+    config: MixtureConfig,
+    vector: Float[Tensor, " num"],
+    device: torch.device,
+    planned: Plan,
+    context: int,
+    on_step: Callable[[int, int, float], None],
+) -> Engine:
+    """Return an engine of a mixture; its vector is read, and kept as `Weights` does.
+
+    Raises:
+        ConfigError: exact numbers, which no router has.
+    """
+    spans = mixture_layout(config)
+    weights = Weights(config.model, vector.to(device), planned.kind, spans=spans, top=config.top_k)
+    # No graphs: which networks compute a row is known in the middle of a step.
+    kept = KeysAndValues(config.model, planned.num_pages, device, planned.kind, has_graphs=False)
+    return Engine(
+        Stepper(weights, kept),
+        vocab_size=config.model.vocab_size,
         context=context,
         num_pages=planned.num_pages,
         on_step=on_step,

@@ -9,10 +9,14 @@
           maps.safetensors              of affine handovers, where there are any
     of experts that are asked together
           clusters.bin                  what each is about, where that decides who counts
+    of a mixture
+          mixture/                      one model, of the family mixtral
+          continued/                    as of a stack
 
 A stack alone is never written: who reads it finds its controls beside it.
 """
 
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -27,14 +31,17 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from weft.compose.experts.clusters import Clusters, decode
+from weft.compose.experts.mixtral import is_mixture
+from weft.compose.experts.mixture import Stage
 from weft.compose.experts.split import CLUSTERS
-from weft.compose.member import MEMBER, Member, read_member
+from weft.compose.member import MEMBER, Member, read_member, require_name
 from weft.compose.space import Space
 from weft.compose.stacks.align import AlignConfig
 from weft.compose.stacks.body import body, gathered
 from weft.compose.stacks.stack import AffineConfig, Seam, Stack
 from weft.config import Config
 from weft.errors import ConfigError, NoSuchRun, WireError
+from weft.ids import Digest
 from weft.model.config import ModelConfig
 from weft.model.flat import assemble
 from weft.model.sections import middle
@@ -48,7 +55,15 @@ MAPS = "maps.safetensors"
 MAX_NBYTES = 1 << 20
 
 _Folder = Annotated[str, Meta(pattern=r"\A[\w][\w.-]{0,79}\Z")]
+_Hex = Annotated[Digest, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 _Num = Annotated[int, Meta(ge=0)]
+
+
+def _require(is_so: bool, field: str) -> None:
+    if not is_so:
+        raise ConfigError(
+            f"{COMPOSED}: {field} does not belong to the members. Copy the folder again, or make it again."
+        )
 
 
 class Places(Config, frozen=True, kw_only=True):
@@ -75,6 +90,7 @@ class Stacked(Config, frozen=True, kw_only=True, tag_field="type", tag="stack"):
         identity: the lowest member under layers that changed nothing, trained as the stack was.
         continued: the best single member on dev text, trained on with as many operations as the stack.
         best: which one that is.
+        text: what names what was trained on or chosen by.
     """
 
     format: int = FORMAT
@@ -88,6 +104,14 @@ class Stacked(Config, frozen=True, kw_only=True, tag_field="type", tag="stack"):
     identity: Places
     continued: _Folder
     best: _Folder
+    text: _Hex
+
+    def __post_init__(self) -> None:
+        _require(self.best in self.members, "best")
+
+    @property
+    def kind(self) -> str:
+        return "stack"
 
     @property
     def folders(self) -> set[str]:
@@ -104,6 +128,7 @@ class Experts(Config, frozen=True, kw_only=True, tag_field="type", tag="experts"
         top: so many of them count; None: all.
         seq_len: of samples by which they were chosen.
         best: the member that was best on dev text.
+        text: what names what was trained on or chosen by.
     """
 
     format: int = FORMAT
@@ -114,6 +139,16 @@ class Experts(Config, frozen=True, kw_only=True, tag_field="type", tag="experts"
     top: Annotated[int, Meta(ge=1, le=64)] | None = None
     seq_len: Annotated[int, Meta(ge=1)]
     best: _Folder
+    text: _Hex
+
+    def __post_init__(self) -> None:
+        _require(self.best in self.members, "best")
+        _require(len(self.prior) == len(self.members), "prior")
+        _require((self.top or 1) <= len(self.members), "top")
+
+    @property
+    def kind(self) -> str:
+        return "experts"
 
     @property
     def folders(self) -> set[str]:
@@ -121,7 +156,46 @@ class Experts(Config, frozen=True, kw_only=True, tag_field="type", tag="experts"
         return set(self.members)
 
 
-Composed = Stacked | Experts
+class Merged(Config, frozen=True, kw_only=True, tag_field="type", tag="mixture"):
+    """Members that were merged to one model with a router.
+
+    Args:
+        top: of how many of them a token is computed.
+        thawed: what was trained, stage by stage.
+        flops: that all stages took, beside what the members took; the control took as many.
+        mixture: the folder of the model, of the family mixtral.
+        continued: the best single member on dev text, trained on with as many operations.
+        best: which one that is.
+        text: what names what was trained on or chosen by.
+    """
+
+    format: int = FORMAT
+    name: _Folder
+    members: Annotated[tuple[_Folder, ...], Meta(min_length=2, max_length=64)]
+    top: Annotated[int, Meta(ge=1, le=64)]
+    thawed: tuple[Stage, ...]
+    batch_size: Annotated[int, Meta(ge=1)]
+    seq_len: Annotated[int, Meta(ge=1)]
+    flops: _Num
+    mixture: _Folder = "mixture"
+    continued: _Folder = "continued"
+    best: _Folder
+    text: _Hex
+
+    def __post_init__(self) -> None:
+        _require(self.best in self.members, "best")
+
+    @property
+    def kind(self) -> str:
+        return "mixture"
+
+    @property
+    def folders(self) -> set[str]:
+        """Return the folders without which it is not told."""
+        return {*self.members, self.continued}
+
+
+Composed = Stacked | Experts | Merged
 
 
 # --- a member as a part of a stack ---
@@ -150,6 +224,18 @@ def parts_of(config: ModelConfig, vector: Float32[Tensor, " num"], member: Membe
         )
     named = dict(whole.named_parameters())
     return space, body(config, gathered(config, middle(config), named))
+
+
+def require_names(names: Iterable[str]) -> None:
+    """
+    Raises:
+        ConfigError: a member is called as a part of a composed model is.
+    """
+    if taken := [name for name in names if re.fullmatch(r"continued|mixture|(stack|identity)\.\d+", name)]:
+        raise ConfigError(
+            f"{taken[0]}: what is made here is called so. Give the member another name: weft compose member FOLDER "
+            "--name NAME."
+        )
 
 
 def require_one_space(members: Iterable[Member]) -> None:
@@ -190,7 +276,7 @@ def find_composed(given: str, home: Path) -> Path:
     there = ", ".join(names(home)) or "none"
     raise NoSuchRun(
         f"{given[:200]!r} is no composed model: neither a folder with {COMPOSED}, nor one of this home ({there}). "
-        "`weft compose align` and `weft compose mix` make one of members."
+        "`weft compose align`, `mix` and `merge` make one of members."
     )
 
 
@@ -208,14 +294,17 @@ def read_composed(folder: Path) -> Composed:
     try:
         if file.stat().st_size > MAX_NBYTES:
             raise ConfigError(f"{file}: larger than {MAX_NBYTES} bytes, which none is.")
-        found = msgspec.json.decode(file.read_bytes(), type=Stacked | Experts)
+        found = msgspec.json.decode(file.read_bytes(), type=Stacked | Experts | Merged)
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}. Make the model again, or copy it again.") from None
     if found.format != FORMAT:
         raise ConfigError(
             f"{file}: format {found.format}, and this weft reads {FORMAT}. Install the one that wrote it."
         )
-    if missing := sorted(name for name in found.folders if not (folder / name / MEMBER).exists()):
+    missing = sorted(name for name in found.folders if not (folder / name / MEMBER).exists())
+    if isinstance(found, Merged) and not is_mixture(folder / found.mixture):
+        missing.append(found.mixture)
+    if missing:
         raise ConfigError(
             f"{folder} lacks {', '.join(missing)}: a composed model is told beside its controls, or not at all. Copy "
             "the folder again, whole, or make the model again."
@@ -242,12 +331,17 @@ def write_composed(
         write_json(partial / COMPOSED, told)
 
 
+def begun(home: Path, name: str) -> Path:
+    """Return where what is trained of a composed model is kept until that is whole."""
+    return home / FOLDER / f".{name}.begun"
+
+
 def remove(home: Path, name: str) -> bool:
-    """Remove a composed model of a home; return whether it was there."""
-    if name not in names(home):
-        return False
-    shutil.rmtree(place(home, name))
-    return True
+    """Remove a composed model of a home, or what was begun of one; return whether there was any."""
+    found = [each for each in (place(home, name), begun(home, name)) if require_name(name) and each.exists()]
+    for each in found:
+        shutil.rmtree(each)
+    return bool(found)
 
 
 def maps_of(places: Places, stack: Stack) -> dict[str, Tensor]:

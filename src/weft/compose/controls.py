@@ -7,7 +7,8 @@
                   continued        the best single, trained on with as many operations as the stack
                   monolith         one model, trained with all operations that members and stack took
 
-Experts that are asked together have no training of their own, so they are told beside the first two and the last.
+Experts that are asked together have no training of their own, so they are told beside the first two and the last. A
+mixture has no layers that could change nothing, and is told beside the others.
 
 Differences are paired: of the same sequences, with the standard error of their mean. Below `TIE` nats, or two standard
 errors, they are ties.
@@ -24,17 +25,16 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.compose.experts.ensemble import Model
-from weft.compose.stacks.stack import losses_of
+from weft.compose.experts.ensemble import Model, likelihoods
 from weft.data.rows import Batch
 from weft.errors import ConfigError
 
 TIE = 0.015
-_AT_A_TIME = 16  # sequences
 
 Control = Literal["best single", "ensemble", "identity", "continued", "monolith"]
 OF_STACKS: tuple[Control, ...] = ("best single", "ensemble", "identity", "continued", "monolith")
 OF_EXPERTS: tuple[Control, ...] = ("best single", "ensemble", "monolith")
+OF_MIXTURES: tuple[Control, ...] = ("best single", "ensemble", "continued", "monolith")
 
 Losses = Float32[Tensor, " sequences"]
 
@@ -87,9 +87,9 @@ class Report:
 
 
 def paired(losses: Losses, than: Losses) -> tuple[float, float]:
-    """Return the mean difference of losses of the same sequences, and its standard error."""
+    """Return the mean difference of losses of the same sequences, two at least, and its standard error."""
     away = (losses - than).double()
-    return float(away.mean()), float(away.std()) / sqrt(len(away)) if len(away) > 1 else float("inf")
+    return float(away.mean()), float(away.std()) / sqrt(len(away))
 
 
 def verdict(losses: Losses, than: Losses) -> Literal["better", "worse", "a tie"]:
@@ -103,16 +103,11 @@ def verdict(losses: Losses, than: Losses) -> Literal["better", "worse", "a tie"]
 @torch.no_grad()
 def ensemble(models: Sequence[Model], batch: Batch) -> Losses:
     """Return the losses of models that are asked together: the mean of their probabilities."""
-    found = []
-    for start in range(0, len(batch.tokens), _AT_A_TIME):
-        part = batch.part(start, start + _AT_A_TIME)
-        logs = [model(part.tokens).float().log_softmax(-1) for model in models]
-        found.append(losses_of(torch.stack(logs).logsumexp(0) - log(len(models)), part.targets))
-    return torch.cat(found)
+    likely = likelihoods(models, batch.tokens, batch.targets)
+    return -(likely.logsumexp(-1) - log(len(models))).mean(1)
 
 
 @torch.no_grad()
 def losses(model: Model, batch: Batch) -> Losses:
     """Return the loss of each sequence of running text, nats per token."""
-    parts = (batch.part(start, start + _AT_A_TIME) for start in range(0, len(batch.tokens), _AT_A_TIME))
-    return torch.cat([losses_of(model(each.tokens).float(), each.targets) for each in parts])
+    return -likelihoods([model], batch.tokens, batch.targets)[..., 0].mean(1)

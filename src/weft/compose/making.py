@@ -5,7 +5,7 @@
     continued    the member that is best on dev text, alone, for as many operations
 
 The controls are no extra. Any training makes a stack better than it was, and only they tell whether the upper members
-were worth having. They read the same text, drawn by the same numbers.
+were worth having. They read the same text, batch after batch, drawn by the same numbers.
 """
 
 import shutil
@@ -13,15 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from weft import wire
 from weft.clock import Clock
+from weft.compose.descent import Descent, DescentConfig, Draw, State
 from weft.compose.space import Space, numbers_digest
 from weft.compose.stacks.align import (
     AlignConfig,
@@ -34,14 +35,15 @@ from weft.compose.stacks.align import (
     plan,
 )
 from weft.compose.stacks.body import body, identity, vector_of
-from weft.compose.stacks.descent import DescentConfig, Draw, State
 from weft.compose.stacks.sauce import SauceConfig
 from weft.compose.stacks.stack import AffineConfig, PostConfig, PreConfig, Seam, Stack
 from weft.data.rows import Batch
 from weft.errors import ConfigError
 from weft.ids import Digest
 from weft.model.transformer import SectionModule
+from weft.model.weights import not_exported
 
+D = TypeVar("D", bound=Descent)
 How = Literal["stitch", "one-way", "sauce", "joint"]
 SAVE_S = 30.0  # at most so much is made again
 LAYERS_SEED = 9  # of the matrices of layers that change nothing yet
@@ -73,7 +75,8 @@ def require_ways(how: Sequence[How], seam: Seam) -> None:
         raise ConfigError("no way of aligning. Name one or more: stitch, one-way, sauce, joint.")
     if "stitch" in how and is_pre:
         raise ConfigError("stitch begins from a handover that norms. Choose post or scaled.")
-    if "sauce" in how and (not is_post or "stitch" in how[: how.index("sauce")]):
+    last = max((place for place, each in enumerate(how) if each == "sauce"), default=0)
+    if "sauce" in how and (not is_post or "stitch" in how[:last]):
         raise ConfigError(
             "sauce needs members that hand over at root mean square 1. Choose the handover post, and "
             "no stitch before it."
@@ -121,6 +124,19 @@ class Work:
     def plans(self) -> list[Plan]:
         """Return what each training of the stack takes."""
         return [plan(each, self.stack, self.batch_size, self.seq_len) for each in self.how]
+
+    def taken(self, number: int) -> tuple[int, int]:
+        """Return the tokens and operations of the trainings that change a member; of those of all, its part."""
+        tokens, flops = 0, 0.0
+        for config, each in zip(self.how, self.plans(), strict=True):
+            match config:
+                case JointConfig():
+                    tokens, flops = tokens + each.num_tokens, flops + each.flops / len(self.bodies)
+                case OnewayConfig(member=number_) | SauceConfig(member=number_) if number_ == number:
+                    tokens, flops = tokens + each.num_tokens, flops + each.flops
+                case _:
+                    pass
+        return tokens, int(flops)
 
     @property
     def flops(self) -> int:
@@ -177,35 +193,76 @@ def make(work: Work, best: int, draw: Draw, shelf: "Shelf", on_step: Callable[[]
         ConfigError: an alignment does not fit the stack.
         NotFinite: a training has diverged.
     """
-    stack, grown, single = work.stack, work.identity, work.single(best)
-    for number, config in enumerate(work.how):
-        stack = _trained(f"stack {number}", config, stack, draw, shelf, on_step)
-    for number, config in enumerate(work.how):
-        grown = _trained(f"identity {number}", config, grown, draw, shelf, on_step)
-    single = _trained("continued", work.continued(best), single, draw, shelf, on_step)
+    stack = _aligned("stack", work, work.stack, draw, shelf, on_step)
+    grown = _aligned("identity", work, work.identity, draw, shelf, on_step)
+    single = _trained("continued", work.continued(best), work.single(best), draw, shelf, on_step)
     return Made(stack, grown, single.bodies[0])
+
+
+def _aligned(name: str, work: Work, stack: Stack, draw: Draw, shelf: "Shelf", on_step: Callable[[], None]) -> Stack:
+    """Return a stack after all of its trainings, each of which reads on where the one before ended."""
+    num_before = 0
+    for number, config in enumerate(work.how):
+        stack = _trained(f"{name} {number}", config, stack, later(draw, num_before), shelf, on_step)
+        num_before += config.training.steps
+    return stack
+
+
+def later(draw: Draw, num: int) -> Draw:
+    """Return what draws the batches that come after so many."""
+    return lambda number: draw(num + number)
 
 
 def _trained(
     name: str, config: AlignConfig, begun: Stack, draw: Draw, shelf: "Shelf", on_step: Callable[[], None]
 ) -> Stack:
     """Return the stack after one of its trainings."""
+    found = through(
+        name,
+        config.training.steps,
+        lambda: begin(config, begun, draw),
+        lambda descent: _numbers(descent.stack),
+        shelf,
+        on_step,
+    )
+    return _restored(begun, found)
+
+
+def through(
+    name: str,
+    steps: int,
+    begin: Callable[[], D],
+    numbers: Callable[[D], dict[str, Tensor]],
+    shelf: "Shelf",
+    on_step: Callable[[], None],
+) -> dict[str, Tensor]:
+    """Return what a training of so many steps makes, going on from what the shelf holds of it.
+
+    Args:
+        name: of the training, on the shelf.
+        begin: makes it, before its first step.
+        numbers: what it has made.
+        on_step: told of each step, also of those that were made before.
+
+    Raises:
+        NotFinite: it has diverged.
+    """
     if (found := shelf.done(name)) is not None:
-        for _ in range(config.training.steps):
+        for _ in range(steps):
             on_step()
-        return _restored(begun, found)
-    descent = begin(config, begun, draw)
+        return found
+    descent = begin()
     if (state := shelf.state(name)) is not None:
         descent.load(state)
     for _ in range(descent.num_steps):
         on_step()
-    while descent.num_steps < config.training.steps:
+    while descent.num_steps < steps:
         descent.step()
         on_step()
         shelf.keep(name, descent.state)
-    found = _numbers(descent.stack)
+    found = {key: each.cpu() for key, each in numbers(descent).items()}
     shelf.put(name, found)
-    return _restored(begun, found)
+    return found
 
 
 def _numbers(stack: Stack) -> dict[str, Tensor]:
@@ -239,6 +296,9 @@ class Shelf:
 
     Args:
         folder: is made when something is kept.
+
+    Raises:
+        ConfigError, DiskFull: something cannot be written; what was kept before is there.
     """
 
     def __init__(self, folder: Path, clock: Clock) -> None:
@@ -298,11 +358,14 @@ class Shelf:
             return {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118  # it is no mapping
 
     def _write(self, file: Path, numbers: dict[str, Tensor], steps: int) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(".partial")
         told = {name: each.detach().cpu().contiguous() for name, each in numbers.items()}
-        save_file(told, partial, {"work": self._digest, "steps": str(steps)})
-        partial.replace(file)
+        data, partial = save(told, {"work": self._digest, "steps": str(steps)}), file.with_suffix(".partial")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(data)
+            partial.replace(file)
+        except OSError as error:
+            raise not_exported(file, error) from None
 
 
 @contextmanager

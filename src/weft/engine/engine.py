@@ -226,7 +226,11 @@ class Serves(Protocol):
 
     vocab_size: int
     context: int
-    totals: Totals
+
+    @property
+    def totals(self) -> Totals:
+        """What was done, and is held."""
+        ...
 
     def begin(self, wanted: Wanted, num_more: int = 0) -> Text:
         """Begin a text; arguments and errors are those of `Engine.begin`."""
@@ -312,11 +316,13 @@ class Engine:
                 one.
 
         Raises:
-            ConfigError: as `check`.
+            ConfigError: as `check`; or a mean of hidden states is asked for, where there are several.
             Full: too many wait, and nobody has more texts among them than these would.
             EngineBroken: a fault has ended the engine.
         """
         check(wanted, self.vocab_size, self.context)
+        if wanted.is_mean and not self._stepper.has_sums:
+            raise ConfigError("experts that are asked together have no embeddings. Ask a single model for those.")
         if self._broken is not None:
             raise self._broken
         num_waiting = self.totals.num_waiting + self._num_begun - self._num_counted

@@ -20,16 +20,17 @@ import torch
 from jaxtyping import Float, Int64
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import embedding, rms_norm, silu
+from torch.nn.functional import embedding, rms_norm
 
 from weft.engine.attention import Group, float_of, kept_of, vector_nbytes
 from weft.engine.batch import Batch, Piece, Spread
+from weft.engine.feed import Feed, feed_of
 from weft.engine.graphs import Compute, Graphs
 from weft.engine.numbers import MATRICES, Kind, Matrix, normed
 from weft.engine.scheduling.groups import least_padded
 from weft.engine.scheduling.pages import PAGE, num_pages
 from weft.model.config import ModelConfig
-from weft.model.flat import layout
+from weft.model.flat import Layout, layout
 from weft.model.layers import rotate
 from weft.model.sections import Section, whole
 from weft.model.wavelengths import inverse_wavelengths
@@ -45,8 +46,7 @@ class Layer:
     out: Matrix
     out_bias: Tensor | None
     ffn_norm: Tensor
-    gate_up: Matrix
-    down: Matrix
+    ffn: Feed
     window: int | None
 
 
@@ -58,6 +58,8 @@ class Weights:
         vector: flat, fp32 (`model.flat`).
         section: None: the whole model.
         table: the matrix of the embedding, where a section's vector lacks it: a tied one that lies apart.
+        spans: where the vector's tensors lie; None: as of such a model. Layers of a mixture have several networks.
+        top: of a mixture, how many of them compute a row.
     """
 
     def __init__(
@@ -67,12 +69,15 @@ class Weights:
         kind: Kind,
         section: Section | None = None,
         table: Float[Tensor, "vocab width"] | None = None,
+        *,
+        spans: Layout | None = None,
+        top: int = 1,
     ) -> None:
         self.config = config
         self.kind = kind
         self.section = section = section or whole(config)
         self.device = vector.device
-        spans = layout(config, section)
+        spans = spans or layout(config, section)
         tensors = {span.name: spans.view(vector, span) for span in spans}
         if table is not None:
             tensors["embed.weight"] = table
@@ -86,14 +91,12 @@ class Weights:
         if section.is_last:
             self.head = make(tensors["embed.weight" if config.is_tied else "head.weight"])
             self.norm = tensors["norm.weight"].clone()
-        self.layers = [_layer(config, tensors, number, kind) for number in section.layers]
+        self.layers = [_layer(config, tensors, number, kind, top) for number in section.layers]
         self.nbytes = sum(each.nbytes for each in (self.embed, self.head) if each is not None)
-        self.nbytes += sum(
-            each.nbytes for layer in self.layers for each in (layer.qkv, layer.out, layer.gate_up, layer.down)
-        )
+        self.nbytes += sum(each.nbytes for layer in self.layers for each in (layer.qkv, layer.out, layer.ffn))
 
 
-def _layer(config: ModelConfig, tensors: Mapping[str, Tensor], number: int, kind: Kind) -> Layer:
+def _layer(config: ModelConfig, tensors: Mapping[str, Tensor], number: int, kind: Kind, top: int) -> Layer:
     make = MATRICES[kind]
 
     def vector(name: str) -> Tensor | None:
@@ -115,8 +118,7 @@ def _layer(config: ModelConfig, tensors: Mapping[str, Tensor], number: int, kind
         out=matrix("attention.out"),
         out_bias=vector("attention.out.bias"),
         ffn_norm=ffn_norm,
-        gate_up=matrix("ffn.gate_up"),
-        down=matrix("ffn.down"),
+        ffn=feed_of(tensors, f"layers.{number}", kind, top),
         window=config.window_of(number),
     )
 
@@ -159,7 +161,13 @@ def _num_layers(config: ModelConfig, of_section: int | None) -> int:
 
 
 class Steps(Protocol):
-    """What an engine has its logits from."""
+    """What an engine has its logits from.
+
+    Attributes:
+        has_sums: whether it has sums of last hidden states; else no mean of them can be asked for.
+    """
+
+    has_sums: bool
 
     @property
     def sums(self) -> Sequence[Float[Tensor, " width"]]:
@@ -178,6 +186,8 @@ class Steps(Protocol):
 
 class Stepper:
     """Computes steps of one model, or of a section."""
+
+    has_sums = True
 
     def __init__(self, weights: Weights, kept: KeysAndValues) -> None:
         self._weights = weights
@@ -276,8 +286,7 @@ class Stepper:
                 mixed[group.rows] = kept.attend(group, q[group.rows], layer.window)
             y = layer.out(mixed.flatten(1))
             x = x + (y if layer.out_bias is None else y + layer.out_bias)
-            gate, up = layer.gate_up(self._normed(x, layer.ffn_norm)).chunk(2, dim=1)
-            x = x + layer.down(silu(gate) * up)
+            x = x + layer.ffn(self._normed(x, layer.ffn_norm))
         return x
 
     def _given(self, rows: Sequence[Piece]) -> Tensor:

@@ -14,7 +14,7 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -75,7 +75,19 @@ def read_folder(path: Path) -> tuple[ModelConfig, Float32[Tensor, " num"]]:
     """
     config = read_config(path)
     wanted = {tensor.name: tensor for tensor in hf_tensors(config)}
-    vector = torch.empty(num_parameters(config), dtype=torch.float32)
+    return config, read_tensors(path, wanted, num_parameters(config))
+
+
+def read_tensors(path: Path, wanted: Mapping[str, HfTensor], num: int) -> Float32[Tensor, " num"]:
+    """Return a flat fp32 vector (CPU) of so many numbers, of a folder's tensors.
+
+    Args:
+        wanted: all that the vector is made of, by name.
+
+    Raises:
+        ConfigError: as `read_folder`.
+    """
+    vector = torch.empty(num, dtype=torch.float32)
     found: dict[str, Path] = {}
     for file in _weight_files(path):
         try:
@@ -97,9 +109,9 @@ def read_folder(path: Path) -> tuple[ModelConfig, Float32[Tensor, " num"]]:
             f"{path}: {len(missing)} of {len(wanted)} tensors are missing, first {missing[0]}. The download is "
             f"incomplete, or {_CONFIG} belongs to another model."
         )
-    if config.is_tied and _HEAD in found:
+    if _HEAD in found and _HEAD not in wanted:
         _refuse_another_head(found[_HEAD], wanted[_EMBEDDING], vector, path / _CONFIG)
-    return config, vector
+    return vector
 
 
 def _refuse_another_head(file: Path, embedding: HfTensor, vector: Tensor, config: Path) -> None:
@@ -122,7 +134,7 @@ def _kind_of(file: Path) -> str | None:
         return None
 
 
-def _read_tensor(reader: Any, name: str, wanted: dict[str, HfTensor], vector: Tensor, file: Path) -> None:
+def _read_tensor(reader: Any, name: str, wanted: Mapping[str, HfTensor], vector: Tensor, file: Path) -> None:
     tensor = wanted.get(name)
     # A tied model may carry its head as well, which `_refuse_another_head` compares with the embedding.
     is_repeated_head = tensor is None and name == _HEAD
@@ -214,7 +226,7 @@ def write_folder(
         tree = config_to_hf(config, dtype=dtype, stop_id=stop_id) | came.ids.below(config.vocab_size)
         write_json(partial / _CONFIG, tree)
         came.write(partial)
-        _write_tokenizer(partial, tree, tokenizer_json, stop_id, came)
+        write_tokenizer(partial, tree, tokenizer_json, stop_id, came)
         _write_weights(partial, hf_tensors(config), vector.detach(), dtype, on_written)
 
 
@@ -252,9 +264,10 @@ def whole_folder(path: Path, last: str) -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write_tokenizer(
+def write_tokenizer(
     folder: Path, config: dict[str, Any], tokenizer_json: bytes | None, stop_id: int | None, came_with: CameWith
 ) -> None:
+    """Write what programs want of a tokenizer, beside what came with the model."""
     ids = {
         name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(name) is not None
     }

@@ -272,6 +272,26 @@ TABLE: dict[str, Rows] = {
         "--top": (Refused("compose mix a b --data x --name c --how soup --top 1", "a soup is one model"),),
         "--clusters": (Refused("compose mix a b --data x --name c --clusters y", "only --how distance"),),
     },
+    "compose merge": dict.fromkeys(
+        ("--data", "--name", "--top", "--thaw", "--steps", "--lr", "--batch-size", "--seq-len", "--seed", "--device"),
+        ALWAYS,
+    ),
+    "compose route": dict.fromkeys(
+        (
+            "--data",
+            "--levels",
+            "--rounds",
+            "--steps",
+            "--batch-size",
+            "--seq-len",
+            "--lr",
+            "--heldout",
+            "--seed",
+            "--device",
+        ),
+        ALWAYS,
+    ),
+    "compose path": dict.fromkeys(("--tickets", "--device", "--transports", "--machine"), ALWAYS),
     "compose evaluate": {
         **dict.fromkeys(("--data", "--monolith", "--no-monolith", "--windows", "--device", "--json"), ALWAYS)
     },

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.compose import evaluate, experts, stacks
+from weft.cli.compose import evaluate, experts, merge, paths, stacks
 from weft.cli.home import find_checkpoint, home_of
 from weft.cli.terminal import WorkLine, say_loading, tell
 from weft.clock import SystemClock
@@ -44,6 +44,9 @@ def make_app() -> typer.Typer:
     app.command("align")(stacks.align)
     app.command("split")(experts.split)
     app.command("mix")(experts.mix)
+    app.command("merge")(merge.merge)
+    app.command("route")(paths.route)
+    app.command("path")(paths.path)
     app.command("evaluate")(evaluate.evaluate)
     app.command("export")(stacks.export)
     return app
@@ -210,7 +213,12 @@ def list_members(context: typer.Context, as_json: AsJson = False) -> None:
 
     home = home_of(context)
     found = Registry(home).members()
-    made = [read_composed(place(home, name)) for name in names(home)]
+    made = []
+    for name in names(home):
+        try:
+            made.append(read_composed(place(home, name)))
+        except ConfigError as error:  # the others are there
+            tell(str(error))
     if as_json:
         import msgspec
 
@@ -220,7 +228,7 @@ def list_members(context: typer.Context, as_json: AsJson = False) -> None:
     for each in found.values():
         typer.echo(_line(each))
     for one in made:
-        typer.echo(f"{one.name}: {'stack' if one.folders - {*one.members} else 'experts'} of {', '.join(one.members)}")
+        typer.echo(f"{one.name}: {one.kind} of {', '.join(one.members)}")
     tell(f"{several(len(found), 'member')} in this home" + (f", {len(made)} composed" if made else ""))
 
 

@@ -14,12 +14,13 @@ from weft.errors import ConfigError
 from weft.ids import several
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from weft.compose.composed import Composed, Experts, Places, Stacked
+    from weft.compose.composed import Composed, Experts, Merged, Places, Stacked
     from weft.compose.controls import Control, Report, Row
     from weft.data.rows import Batch
     from weft.data.tokenizer import Tokenizer
+    from weft.model.transformer import Transformer
+
+AS_MUCH = 0.9  # of the computing: so much is told as equal
 
 _SAID: "dict[Control, str]" = {
     "best single": "best single member",
@@ -37,7 +38,7 @@ def evaluate(
     monolith: Annotated[
         str | None,
         typer.Option(
-            help="The member that was trained whole, with as much computing. `weft compose plan` says how.",
+            help="The member that was trained whole, with as much computing. Of a stack `weft compose plan` says how.",
             metavar="MEMBER",
         ),
     ] = None,
@@ -47,7 +48,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Print the loss of a composed model beside its controls."""
-    from weft.compose.composed import Stacked, find_composed, read_composed
+    from weft.compose.composed import Experts, Merged, Stacked, find_composed, read_composed
 
     home = home_of(context)
     folder = find_composed(model, home)
@@ -65,11 +66,16 @@ def evaluate(
     from weft.cli.model.trained import open_trained
 
     first = open_trained(str(folder / told.members[0]), home)
-    text = samples(first, data, told.seq_len, windows)
-    if isinstance(told, Stacked):
-        report = _stack(folder, told, home, device, text, whole)
-    else:
-        report = _experts(folder, told, first.tokenizer, home, device, text, whole)
+    text, _ = samples(first, data, told.seq_len, windows, unlike=told.text)
+    if whole is not None:
+        _require_monolith(whole, folder, told)
+    match told:
+        case Stacked():
+            report = _stack(folder, told, home, device, text, whole)
+        case Experts():
+            report = _experts(folder, told, first.tokenizer, home, device, text, whole)
+        case Merged():
+            report = _merged(folder, told, home, device, text, whole)
     if as_json:
         typer.echo(json.dumps(_tree(report)))
         return
@@ -115,7 +121,7 @@ def _stack(folder: Path, told: "Stacked", home: Path, device: str, text: "Batch"
             "ensemble": Row("ensemble", ensemble([each.logits for each in apart], here), together),
             "identity": Row("identity", grown.losses(here), on(flops[0])),
             "continued": Row("continued", continued.losses(here), on(flops[best])),
-            "monolith": _monolith(monolith, folder, told, home, device, here),
+            "monolith": _monolith(monolith, home, device, here),
         },
     )
 
@@ -124,9 +130,56 @@ def _experts(
     folder: Path, told: "Experts", words: "Tokenizer", home: Path, device: str, text: "Batch", monolith: Known | None
 ) -> "Report":
     from weft.compose.asking import weighting_of
-    from weft.compose.controls import OF_EXPERTS, Report, Row, ensemble, losses
+    from weft.compose.controls import OF_EXPERTS, Report, Row, ensemble
     from weft.compose.experts.ensemble import likelihoods
     from weft.compose.experts.ensemble import losses as mixed_losses
+
+    models, here, alone, together = _apart(folder, told, home, device, text)
+    likely = likelihoods(models, here.tokens, here.targets).cpu()
+    found = mixed_losses(weighting_of(folder, told, words), text.tokens, text.targets, likely)
+    return Report(
+        composed=Row(told.name, found, together),
+        exits=(),
+        members=alone,
+        needed=OF_EXPERTS,
+        controls={
+            "best single": alone[told.members.index(told.best)],
+            "ensemble": Row("ensemble", ensemble(models, here), together),
+            "monolith": _monolith(monolith, home, device, here),
+        },
+    )
+
+
+def _merged(folder: Path, told: "Merged", home: Path, device: str, text: "Batch", monolith: Known | None) -> "Report":
+    from weft.compose.controls import OF_MIXTURES, Report, Row, ensemble, losses
+    from weft.compose.experts.mixtral import read_mixture
+    from weft.compose.experts.mixture import over
+    from weft.model.flat import assemble
+
+    models, here, alone, together = _apart(folder, told, home, device, text)
+    best = alone[told.members.index(told.best)]
+    config, vector = read_mixture(folder / told.mixture)
+    mixture, _ = over(config, vector.to(here.tokens.device))
+    continued = assemble(*reader(home, device)(folder / told.continued))
+    return Report(
+        composed=Row(told.name, losses(mixture.eval(), here), together + told.flops if together else None),
+        exits=(),
+        members=alone,
+        needed=OF_MIXTURES,
+        controls={
+            "best single": best,
+            "ensemble": Row("ensemble", ensemble(models, here), together),
+            "continued": Row("continued", losses(continued, here), best.flops + told.flops if best.flops else None),
+            "monolith": _monolith(monolith, home, device, here),
+        },
+    )
+
+
+def _apart(
+    folder: Path, told: "Experts | Merged", home: Path, device: str, text: "Batch"
+) -> "tuple[list[Transformer], Batch, tuple[Row, ...], int | None]":
+    """Return the members, the text where they compute, their losses, and what they took together, if that is known."""
+    from weft.compose.controls import Row, losses
     from weft.compose.member import read_member
     from weft.model.flat import assemble
 
@@ -138,35 +191,33 @@ def _experts(
         Row(name, losses(each, here), number or None)
         for name, each, number in zip(told.members, models, flops, strict=True)
     )
-    together = sum(flops) if all(flops) else None
-
-    def found() -> "Tensor":
-        known = likelihoods(models, here.tokens, here.targets).cpu()
-        return mixed_losses(weighting_of(folder, told, words), text.tokens, text.targets, known)
-
-    return Report(
-        composed=Row(told.name, found(), together),
-        exits=(),
-        members=alone,
-        needed=OF_EXPERTS,
-        controls={
-            "best single": alone[told.members.index(told.best)],
-            "ensemble": Row("ensemble", ensemble(models, here), together),
-            "monolith": _monolith(monolith, folder, told, home, device, here),
-        },
-    )
+    return models, here, alone, sum(flops) if all(flops) else None
 
 
-def _monolith(
-    there: Known | None, folder: Path, told: "Composed", home: Path, device: str, text: "Batch"
-) -> "Row | None":
+def _require_monolith(there: Known, folder: Path, told: "Composed") -> None:
+    """
+    Raises:
+        ConfigError: what is to be told beside a composed model is a member of it, or reads other tokens, or fewer.
+    """
+    from weft.compose.member import read_member, require_one_tokenizer
+
+    members = [read_member(folder / name) for name in told.members]
+    require_one_tokenizer([members[0], there.member])
+    if there.member.weights in {each.weights for each in members}:
+        raise ConfigError(f"--monolith {there.member.name}: a member of {told.name} itself. Name one trained whole.")
+    if there.member.model.max_seq_len < told.seq_len:
+        raise ConfigError(
+            f"--monolith {there.member.name} reads {there.member.model.max_seq_len} tokens, and samples have "
+            f"{told.seq_len}. Name one that reads as many."
+        )
+
+
+def _monolith(there: Known | None, home: Path, device: str, text: "Batch") -> "Row | None":
     from weft.cli.model.trained import open_trained
     from weft.compose.controls import Row, losses
-    from weft.compose.member import read_member, require_one_tokenizer
 
     if there is None:
         return None
-    require_one_tokenizer([read_member(folder / told.members[0]), there.member])
     model = open_trained(str(there.folder), home).on(device)
     return Row(there.member.name, losses(model, text), there.member.flops or None)
 
@@ -193,7 +244,7 @@ def _lines(told: "Composed", report: "Report") -> list[str]:
         lines.append(f"  its last member adds {adds[0]:+.3f} ± {adds[1]:.3f}")
     lines += [row(f"  after {name}", each) for name, each in zip(told.members, report.exits, strict=False)]
     lines += [row(f"{each.name} alone", each) for each in report.members]
-    lines.append("controls, and what it is less than they are")
+    lines.append(f"controls, and how the loss of {told.name} differs from theirs")
     for name, each in report.controls.items():
         if each is None:
             lines.append(f"{_SAID[name]:42}    none was trained")
@@ -203,6 +254,16 @@ def _lines(told: "Composed", report: "Report") -> list[str]:
             row(_SAID[name], each, f"{away:+.3f} ± {error:.3f}, {verdict(report.composed.losses, each.losses)}")
         )
     return lines
+
+
+def _less(name: "Control", row: "Row", composed: "Row") -> str:
+    """Return what is said of one model that was trained whole, but not with as much computing."""
+    if name != "monolith" or composed.flops is None:
+        return ""
+    if row.flops is None:
+        return "; what it took is not known"
+    share = row.flops / composed.flops
+    return "" if share >= AS_MUCH else f"; it took {share:.2g} of the computing"
 
 
 def _tree(report: "Report") -> dict[str, Any]:

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from weft.cli.compose.parts import (
+    MOST_CHOSEN,
     Device,
     HeldOut,
     Known,
     Members,
     NewName,
     SeqLen,
+    halves,
     known,
     new_place,
     reader,
@@ -37,9 +39,14 @@ from weft.errors import ConfigError, WireError
 from weft.ids import several
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from weft.compose.experts.clusters import Clusters
     from weft.compose.experts.ensemble import Model
     from weft.data.rows import Batch
+
+
+LEAST_PRIOR = 1e-6  # Bayes never gives weight to what has none
 
 
 class Mixing(StrEnum):
@@ -64,13 +71,13 @@ def mix(
     top: Annotated[int, typer.Option(help="So many count, the others nothing; 0: all.", min=0, max=64)] = 0,
     clusters: Annotated[
         Path | None,
-        typer.Option(help="With --how distance: the folder of `weft compose split` by which members were trained."),
+        typer.Option(help="With --how distance: the folder of `weft compose split`, in whose order members stand."),
     ] = None,
     seq_len: SeqLen = None,
     device: Device = "auto",
 ) -> None:
     """Let members answer together, by text that tells how likely each is; or average them."""
-    from weft.compose.member import require_one_parent
+    from weft.compose.member import require_name, require_one_parent
 
     if how is not Mixing.distance:
         refuse_idle(context, "only --how distance looks at what texts are about", "clusters")
@@ -78,12 +85,15 @@ def mix(
         raise ConfigError("--how distance wants --clusters, the folder that `weft compose split` wrote.")
     if how is Mixing.soup:
         refuse_idle(context, "a soup is one model", "top")
-    home, there, folder = home_of(context), known(context, members), new_place(context, name)
+    home, there = home_of(context), known(context, members)
     told = [each.member for each in there]
-    if how is Mixing.soup:
-        require_one_parent(told)
     if top > len(there):
         raise ConfigError(f"--top {top} of {len(there)} members. Choose fewer.")
+    if how is Mixing.soup:
+        require_one_parent(told)
+        _soup(home, there, require_name(name), data, seq_len, device)
+        return
+    folder = new_place(context, name)
     say_loading()
     from weft.cli.model.trained import open_trained
     from weft.compose.composed import Experts, write_composed
@@ -97,23 +107,19 @@ def mix(
         raise ConfigError(f"{clusters} has {about.num} clusters, and these are {len(there)} members. Name one of each.")
     first = open_trained(str(there[0].folder), home)
     length = seq_len_of(told, seq_len)
-    text = samples(first, data, length)
+    text, named = samples(first, data, length, MOST_CHOSEN)
     models = [assemble(*reader(home, device)(each.folder)) for each in there]
     here = text.to(models[0].embed.weight.device)
     alone = [float(losses(each, here).mean()) for each in models]
-    best = alone.index(min(alone))
-    if how is Mixing.soup:
-        _soup(home, there, name, here)
-        return
-    prior = _prior(models, here, len(there)) if how is Mixing.posterior else (1 / len(there),) * len(there)
     record = Experts(
         name=name,
         members=tuple(each.name for each in told),
         weighting=_weighting(how),
-        prior=prior,
+        prior=_prior(models, here) if how is Mixing.posterior else (1 / len(there),) * len(there),
         top=top or None,
         seq_len=length,
-        best=told[best].name,
+        best=told[alone.index(min(alone))].name,
+        text=named,
     )
 
     def write_parts(inner: Path) -> None:
@@ -124,8 +130,10 @@ def mix(
 
     write_composed(folder, record, write_parts)
     typer.echo(str(folder))
+    for member, words in zip(told, [] if about is None else about.words(6), strict=False):
+        tell(f"{member.name} is asked for {', '.join(words)}")
     tell(f"what it is worth beside its controls: weft compose evaluate {name} --data TEXT --monolith MEMBER")
-    tell(f"to ask it: weft serve {folder}")
+    tell(f"to ask it: weft serve {name}")
 
 
 def split(
@@ -176,40 +184,55 @@ def _weighting(how: Mixing) -> 'Literal["posterior", "distance", "uniform"]':
             return "uniform"
 
 
-def _prior(models: "Sequence[Model]", text: "Batch", num: int) -> tuple[float, ...]:
-    """Return how likely each expert is before anything is known, by text like that which will come."""
+def _prior(models: "Sequence[Model]", text: "Batch") -> tuple[float, ...]:
+    """Return how likely each expert is before anything is known, by text like that which will come: as likely as all of
+    it was found to be each one's, and never nothing."""
     import torch
 
-    from weft.compose.experts.ensemble import Posterior, cached_prior, likelihoods
+    from weft.compose.experts.ensemble import Posterior, likelihoods
     from weft.compose.experts.ensemble import losses as mixed_losses
 
-    posterior = Posterior(torch.full((num,), 1 / num))
+    posterior = Posterior(torch.full((len(models),), 1 / len(models)))
     likely = likelihoods(models, text.tokens, text.targets).cpu()
     mixed_losses(posterior, text.tokens.cpu(), text.targets.cpu(), likely)
-    return tuple(cached_prior(posterior.log_weights().exp()).tolist())
+    found = posterior.log_weights().exp().double().mean(0) + LEAST_PRIOR
+    return tuple((found / found.sum()).tolist())
 
 
-def _soup(home: Path, there: Sequence[Known], name: str, text: "Batch") -> None:
+def _soup(home: Path, there: Sequence[Known], name: str, data: Sequence[str], seq_len: int | None, device: str) -> None:
     """Write the mean of those members' weights that lower its loss, as a member."""
+    from weft.compose.registry import Registry
+
+    folder = Registry(home).place(name)
+    if folder.exists():
+        raise ConfigError(f"{folder}: exists; a member is never written over. Choose another --name.")
+    say_loading()
     from msgspec import structs
 
-    from weft.cli.model.trained import open_trained
+    from weft.cli.model.trained import open_trained, place
     from weft.compose.controls import losses
     from weft.compose.experts.soup import Ingredient, greedy
     from weft.compose.member import Origin
-    from weft.compose.registry import Registry, write_member
+    from weft.compose.registry import write_member
     from weft.model.flat import assemble
     from weft.store.chunks import raw
     from weft.wire import digest
 
     opened = {each.member.name: open_trained(str(each.folder), home) for each in there}
-    first, parent = there[0].member, there[0].member.parent
+    model, parent, on = there[0].member.model, there[0].member.parent, place(device)
     assert parent is not None  # as members of a soup have
-    made = greedy(
-        [Ingredient(name, each.vector, parent) for name, each in opened.items()],
-        lambda vector: float(losses(assemble(first.model, vector.to(text.tokens.device)), text).mean()),
+    text, _ = samples(
+        opened[there[0].member.name], data, seq_len_of([each.member for each in there], seq_len), MOST_CHOSEN
     )
+    dev, test = halves(text, on)
+
+    def loss(vector: "Tensor", on_text: "Batch") -> float:
+        return float(losses(assemble(model, vector.to(on)), on_text).mean())
+
+    ingredients = [Ingredient(name, each.vector, parent) for name, each in opened.items()]
+    made = greedy(ingredients, lambda vector: loss(vector, dev))
     taken = [each.member for each in there if each.member.name in made.names]
+    first = taken[0]
     told = structs.replace(
         first,
         name=name,
@@ -221,9 +244,10 @@ def _soup(home: Path, there: Sequence[Known], name: str, text: "Batch") -> None:
         ),
         heldout=None,
     )
-    place = Registry(home).place(name)
-    write_member(place, told, replace(opened[first.name], vector=made.vector).export)
-    typer.echo(str(place))
-    tell(
-        f"the mean of {', '.join(made.names)}: {made.loss:.3f} nats a token; the others made it worse, if there are any"
-    )
+    write_member(folder, told, replace(opened[first.name], vector=made.vector).export)
+    typer.echo(str(folder))
+    said = f"the mean of {', '.join(made.names)}: {loss(made.vector, test):.3f} nats a token"
+    left = [each.member.name for each in there if each.member.name not in made.names]
+    tell(said + (f"; with {', '.join(left)} it was worse" if left else ""))
+    for each in there:
+        tell(f"{each.member.name} alone: {loss(opened[each.member.name].vector, test):.3f}")

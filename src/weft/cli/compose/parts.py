@@ -15,14 +15,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from weft.cli.model.trained import Trained
+    from weft.compose.descent import DescentConfig
     from weft.compose.member import Member
     from weft.data.rows import Batch
     from weft.ids import Digest
     from weft.model.config import ModelConfig
 
 USUAL_SEQ_LEN = 512
+USUAL_STEPS, USUAL_BATCH, USUAL_LR = 400, 8, 1e-3
 DEV_SHARE = 10  # of text that is given, one part is not trained on: by it the best member is chosen
 DEV_WINDOWS = 64  # of it, at most
+MOST_CHOSEN = 256  # samples by which stacks or experts are chosen: spread evenly over what is given
 
 Members = Annotated[list[str], typer.Argument(help="Names of members, or their folders.", show_default=False)]
 ModelName = Annotated[str, typer.Argument(help="Name of a composed model, or its folder.", show_default=False)]
@@ -39,6 +42,15 @@ HeldOut = Annotated[
     list[str],
     typer.Option(help="Files of text that nobody trained on, folders or globs; may be repeated.", show_default=False),
 ]
+TrainedOn = Annotated[
+    list[str],
+    typer.Option(
+        help="Files of text to train on, folders or globs; may be repeated. A tenth is not trained on: by it the best "
+        "member is chosen.",
+        show_default=False,
+    ),
+]
+BatchSize = Annotated[int, typer.Option("--batch-size", help="Samples in each step.", min=1)]
 NewName = Annotated[str, typer.Option(help="What the composed model is called.", show_default=False)]
 Device = Annotated[str, typer.Option(help="Where torch runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs: one object.")]
@@ -58,6 +70,7 @@ def known(context: typer.Context, given: Sequence[str]) -> list[Known]:
         NoSuchRun: one is no member.
         ConfigError: one cannot be read, or is named twice, or is alone.
     """
+    from weft.compose.composed import require_names
     from weft.compose.member import require_one_tokenizer
 
     found = [known_one(context, each) for each in given]
@@ -66,10 +79,17 @@ def known(context: typer.Context, given: Sequence[str]) -> list[Known]:
     names = [each.member.name for each in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
-            f"{', '.join(twice)}: named twice. A member with itself is a control, and made without being asked for. "
-            "Name others."
+            f"{', '.join(twice)}: two members of that name. Name others, or give one another name: weft compose member "
+            "FOLDER --name NAME."
         )
+    require_names(names)
     require_one_tokenizer([each.member for each in found])
+    sizes = {each.member.model.vocab_size for each in found}
+    if len(sizes) > 1:
+        raise ConfigError(
+            f"these members have one tokenizer, and {' and '.join(f'{size:,}' for size in sorted(sizes))} tokens in "
+            "their tables. Choose members of one size."
+        )
     return found
 
 
@@ -101,6 +121,12 @@ def seq_len_of(members: "Sequence[Member]", given: int | None) -> int:
     if given is not None and given > longest:
         raise ConfigError(f"--seq-len {given}: a member reads {longest} tokens at most. Choose that or less.")
     return given or min(USUAL_SEQ_LEN, longest)
+
+
+def training_of(steps: int, lr: float) -> "DescentConfig":
+    from weft.compose.descent import DescentConfig
+
+    return DescentConfig(steps=steps, lr=lr, warmup_steps=min(40, steps // 10))
 
 
 def reader(home: Path, device: str) -> "Callable[[Path], tuple[ModelConfig, Tensor]]":
@@ -142,31 +168,57 @@ def texts(trained: "Trained", paths: Sequence[str], seq_len: int) -> Texts:
     import torch
 
     from weft.cli.model.eval import text_of
-    from weft.wire import digest
+    from weft.data import rows
 
     ids = text_of(trained, paths, seq_len).ids.astype(np.int64)
-    num_dev = max(len(ids) // DEV_SHARE, seq_len + 1)
-    if len(ids) - num_dev <= seq_len:
+    size = seq_len + 1
+    num = len(ids) // size
+    if num < 2:
         raise ConfigError(
             f"--data: {len(ids):,} tokens are too few for samples of {seq_len}. Give more, or a lower --seq-len."
         )
-    return Texts(torch.from_numpy(ids[:-num_dev]), _cut(ids[-num_dev:], seq_len, DEV_WINDOWS), digest(ids.tobytes()))
+    pieces = ids[: num * size].reshape(num, size)
+    is_dev = np.arange(num) % DEV_SHARE == min(num, DEV_SHARE) - 1  # from all of it: files may be of several kinds
+    dev = pieces[is_dev]
+    chosen = dev[np.arange(min(len(dev), DEV_WINDOWS)) * len(dev) // min(len(dev), DEV_WINDOWS)]
+    train = np.concatenate([pieces[~is_dev].ravel(), ids[num * size :]])
+    return Texts(torch.from_numpy(train), rows.batch_of(torch.from_numpy(chosen), has_rows=False), _digest(ids))
 
 
-def samples(trained: "Trained", paths: Sequence[str], seq_len: int, most: int = 0) -> "Batch":
-    """Return text as samples, spread evenly over it.
+def samples(
+    trained: "Trained", paths: Sequence[str], seq_len: int, most: int, unlike: str | None = None
+) -> "tuple[Batch, Digest]":
+    """Return text as samples, spread evenly over it, and what names it.
 
     Args:
         most: samples; 0: all.
+        unlike: what names text that something was chosen by or trained on, and that says nothing any more.
 
     Raises:
         DataError: there is none.
+        ConfigError: it is that text, or a single sample.
     """
     import numpy as np
 
     from weft.cli.model.eval import text_of
 
-    return _cut(text_of(trained, paths, seq_len).ids.astype(np.int64), seq_len, most)
+    ids = text_of(trained, paths, seq_len).ids.astype(np.int64)
+    if (found := _digest(ids)) == unlike:
+        raise ConfigError(
+            "--data: this text was trained on, or chosen by: what is measured on it says little. Name other text."
+        )
+    batch = _cut(ids, seq_len, most)
+    if len(batch.tokens) < 2:
+        raise ConfigError(
+            "--data: a single sample, from which no error can be told. Give more text, or a lower --seq-len."
+        )
+    return batch, found
+
+
+def _digest(ids: Any) -> "Digest":
+    from weft.wire import digest
+
+    return digest(ids.tobytes())
 
 
 def _cut(ids: Any, seq_len: int, most: int) -> "Batch":
@@ -183,14 +235,8 @@ def _cut(ids: Any, seq_len: int, most: int) -> "Batch":
 
 
 def halves(batch: "Batch", device: "torch.device") -> "tuple[Batch, Batch]":
-    """Return two parts of samples: by one something is chosen, on the other it is told.
+    """Return every second sample, by which something is chosen, and the others, on which it is told."""
+    from weft.data.rows import Batch
 
-    Raises:
-        ConfigError: there is a single sample.
-    """
-    num = len(batch.tokens)
-    if num < 2:
-        raise ConfigError(
-            "--data: a single sample, and what is chosen by one half is told on the other. Give more text."
-        )
-    return batch.part(0, num // 2).to(device), batch.part(num // 2, num).to(device)
+    one, other = (Batch(batch.tokens[at::2], batch.targets[at::2]).to(device) for at in (0, 1))
+    return one, other

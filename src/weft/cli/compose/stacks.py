@@ -7,6 +7,7 @@ weft compose export both FOLDER                              one Hugging Face fo
 """
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -14,9 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import UNSET
 
 from weft.cli.compose.parts import (
+    MOST_CHOSEN,
+    USUAL_BATCH,
+    USUAL_LR,
+    USUAL_STEPS,
     AsJson,
+    BatchSize,
     Device,
     HeldOut,
     Known,
@@ -24,6 +31,7 @@ from weft.cli.compose.parts import (
     ModelName,
     NewName,
     SeqLen,
+    TrainedOn,
     halves,
     known,
     new_place,
@@ -31,6 +39,7 @@ from weft.cli.compose.parts import (
     samples,
     seq_len_of,
     texts,
+    training_of,
 )
 from weft.cli.home import home_of
 from weft.cli.settings import refuse_idle
@@ -38,19 +47,17 @@ from weft.cli.terminal import WorkLine, say_loading, tell
 from weft.clock import SystemClock
 from weft.dashboard import figures
 from weft.errors import ConfigError
-from weft.ids import several
+from weft.ids import Digest, several
 from weft.progress import Meter
 
 if TYPE_CHECKING:
     from weft.cli.model.trained import Trained
+    from weft.compose.descent import DescentConfig
     from weft.compose.making import How, Made, Work
     from weft.compose.member import Member, Origin
     from weft.compose.space import Space
-    from weft.compose.stacks.descent import DescentConfig
     from weft.compose.stacks.stack import Seam
     from weft.model.transformer import SectionModule
-
-USUAL_STEPS, USUAL_BATCH, USUAL_LR = 400, 8, 1e-3
 
 
 class Way(StrEnum):
@@ -86,7 +93,6 @@ Between = Annotated[
 ]
 Scale = Annotated[float, typer.Option(help="Of --handover scaled.", min=1e-3, max=1e4)]
 Steps = Annotated[int, typer.Option(help="Training steps of each way.", min=1)]
-BatchSize = Annotated[int, typer.Option("--batch-size", help="Samples in each step.", min=1)]
 
 
 def plan(
@@ -107,7 +113,7 @@ def plan(
 
     bodies = tuple(unattached(each.model) for each in told)
     length = seq_len_of(told, seq_len)
-    work = _work(_shape(told[0]), bodies, seam, ways, _training(steps, USUAL_LR), batch_size, length)
+    work = _work(_shape(told[0]), bodies, seam, ways, training_of(steps, USUAL_LR), batch_size, length)
     for line in _planned(work, told, ways):
         typer.echo(line)
 
@@ -115,14 +121,7 @@ def plan(
 def align(
     context: typer.Context,
     members: Members,
-    data: Annotated[
-        list[str],
-        typer.Option(
-            help="Files of text to train on, folders or globs; may be repeated. A tenth is not trained on: by it the "
-            "best member is chosen.",
-            show_default=False,
-        ),
-    ],
+    data: TrainedOn,
     name: NewName,
     how: Ways = None,
     handover: Between = None,
@@ -139,22 +138,23 @@ def align(
     seam = _seam(context, ways, handover, scale)
     there, folder = _stackable(context, members), new_place(context, name)
     say_loading()
+    from weft.compose.composed import begun
+    from weft.compose.descent import windows
     from weft.compose.making import Shelf, best_of, make
-    from weft.compose.stacks.descent import windows
     from weft.wire import digest
 
     opened = [_opened(each, home, device) for each in there]
     length = seq_len_of([each.member for each in there], seq_len)
     space, bodies = opened[0].space, tuple(each.body for each in opened)
-    work = _work(space, bodies, seam, ways, _training(steps, lr), batch_size, length)
+    work = _work(space, bodies, seam, ways, training_of(steps, lr), batch_size, length)
     text, on, clock = texts(opened[0].trained, data, length), space.embed.device, SystemClock()
     best = best_of(work, text.dev.to(on))
-    shelf = Shelf(folder.parent / f".{name}.begun", clock)
+    shelf = Shelf(begun(home, name), clock)
     shelf.open(work.digest(digest(f"{text.digest} {seed}".encode())))
     draw = windows(text.train, length, batch_size, seed)
     with Meter("aligning", "steps", WorkLine(), clock, work.num_steps(best)) as meter:
         made = make(work, best, lambda number: draw(number).to(on), shelf, meter.add)
-    _write(folder, work, opened, made, best)
+    _write(folder, work, opened, made, best, text.digest)
     shelf.remove()
     typer.echo(str(folder))
     tell(f"what it is worth beside its controls: weft compose evaluate {name} --data TEXT --monolith MEMBER")
@@ -178,7 +178,8 @@ def select(
     opened = [_opened(each, home, device) for each in there]
     length = seq_len_of([each.member for each in there], seq_len)
     space, bodies = opened[0].space, {each.known.member.name: each.body for each in opened}
-    dev, test = halves(samples(opened[0].trained, data, length), space.embed.device)
+    text, _ = samples(opened[0].trained, data, length, MOST_CHOSEN)
+    dev, test = halves(text, space.embed.device)
     pairs = matrix(space, bodies, dev)
     found = search(space, bodies, (dev, test), min(depth, len(bodies)), beam)
     if as_json:
@@ -204,7 +205,10 @@ def select(
     for each in found:
         scales = f", at scale {', '.join(f'{alpha:g}' for alpha in each.alphas)}" if each.alphas else ""
         typer.echo(f"{' > '.join(each.order)}: {float(each.test.mean()):.3f} on other text{scales}")
-    tell("the larger the scale, the less of the upper member is heard. weft compose align trains them, and controls")
+    tell(
+        "scale: how large what goes in is, by an embedding. Beside something large what the upper member adds is small."
+    )
+    tell("weft compose align trains them, and their controls")
 
 
 def export(
@@ -212,12 +216,19 @@ def export(
     model: ModelName,
     target: Annotated[Path, typer.Argument(help="The folder to write.", show_default=False)],
 ) -> None:
-    """Write a stack as one Hugging Face folder. Only a stack with the handover pre is one decoder."""
-    from weft.compose.composed import Stacked, find_composed, read_composed
+    """Write a mixture, or a stack with the handover pre, as one Hugging Face folder."""
+    from weft.compose.composed import Merged, Stacked, find_composed, read_composed
+    from weft.model.weights import whole_folder
 
     home = home_of(context)
     folder = find_composed(model, home)
     told = read_composed(folder)
+    if isinstance(told, Merged):
+        with whole_folder(target, last="config.json") as partial:
+            shutil.copytree(folder / told.mixture, partial, dirs_exist_ok=True)
+        typer.echo(str(target))
+        tell(f"one model of the family mixtral: weft serve {target}")
+        return
     if not isinstance(told, Stacked):
         raise ConfigError(f"{told.name} is several models that are asked together, no single one: weft serve {model}")
     say_loading()
@@ -249,6 +260,12 @@ def _stackable(context: typer.Context, given: Sequence[str]) -> list[Known]:
 
     found = known(context, given)
     require_one_space([each.member for each in found])
+    for each in found:
+        if each.member.model.first_windowed is not UNSET:
+            raise ConfigError(
+                f"{each.member.name}: its last layers see a window of the text and the others all of it, so none can "
+                "stand in another place. Choose members whose layers are alike."
+            )
     return found
 
 
@@ -282,12 +299,6 @@ def _seam(context: typer.Context, ways: "list[How]", handover: Handover | None, 
             seam = Seam(handover=ScaledConfig(alpha=scale))
     require_ways(ways, seam)
     return seam
-
-
-def _training(steps: int, lr: float) -> "DescentConfig":
-    from weft.compose.stacks.descent import DescentConfig
-
-    return DescentConfig(steps=steps, lr=lr, warmup_steps=min(40, steps // 10))
 
 
 def _work(
@@ -349,23 +360,25 @@ def _planned(work: "Work", told: "Sequence[Member]", ways: Sequence[str]) -> lis
 # --- what was made ---
 
 
-def _write(folder: Path, work: "Work", opened: Sequence[_Opened], made: "Made", best: int) -> None:
+def _write(folder: Path, work: "Work", opened: Sequence[_Opened], made: "Made", best: int, text: Digest) -> None:
     """Write a composed model: members as they came, what was trained of them, and the controls."""
-    import shutil
-
     from weft.compose.composed import Places, Stacked, maps_of, write_composed
     from weft.compose.making import changed
     from weft.compose.member import Origin
 
     names = tuple(each.known.member.name for each in opened)
-    of, tokens = tuple(each.known.member.weights for each in opened), sum(each.num_tokens for each in work.plans())
+    of = tuple(each.known.member.weights for each in opened)
 
     def told(name: str, how: str) -> "tuple[Places, list[_Part]]":
         stack = made.stack if name == "stack" else made.identity
-        origin = Origin(how=how, of=of, tokens=tokens, flops=work.flops)  # type: ignore[arg-type]  # one of `How`
+
+        def origin(place: int) -> Origin:
+            tokens, flops = work.taken(place)
+            return Origin(how=how, of=of, tokens=tokens, flops=flops)  # type: ignore[arg-type]  # one of `How`
+
         is_new = changed(work.stack, stack)
         parts = [
-            _Part(f"{name}.{place}", opened[place], stack.bodies[place], origin)
+            _Part(f"{name}.{place}", opened[place], stack.bodies[place], origin(place))
             for place in range(len(names))
             if is_new[place]
         ]
@@ -374,7 +387,8 @@ def _write(folder: Path, work: "Work", opened: Sequence[_Opened], made: "Made", 
 
     stack, parts = told("stack", _told_as(work))
     identity, others = told("identity", "identity")
-    on = Origin(how="continued", of=(of[best],), tokens=tokens, flops=work.flops)
+    num_tokens = work.continued(best).training.steps * work.batch_size * work.seq_len
+    on = Origin(how="continued", of=(of[best],), tokens=num_tokens, flops=work.flops)
     parts = [*parts, *others, _Part("continued", opened[best], made.continued, on)]
     record = Stacked(
         name=folder.name,
@@ -387,6 +401,7 @@ def _write(folder: Path, work: "Work", opened: Sequence[_Opened], made: "Made", 
         identity=identity,
         continued="continued",
         best=names[best],
+        text=text,
     )
 
     def write_parts(partial: Path) -> None:

@@ -161,7 +161,7 @@ def open_trained(given: str, home: Path) -> Trained:
     if not (folder / CHECKPOINT_FILE).exists():
         check_size(num_parameters(read_config(folder)), PeerConfig().max_parameters)
         config, vector = read_folder(folder)
-        own = _own_tokenizer(folder, config.vocab_size)
+        own = own_tokenizer(folder, config.vocab_size)
         return Trained(folder, config, vector, own, None, came_with=beside(folder, config.vocab_size))
     run, blob, vector = load_model(folder)
     if isinstance(run, StagedConfig) and run.stage is not None:
@@ -189,7 +189,7 @@ def open_words(given: str, home: Path) -> tuple[Tokenizer, CameWith]:
     if (folder / CHECKPOINT_FILE).exists():
         return _kept_tokenizer(folder, load_tokenizer(folder)), kept_beside(folder)
     vocab_size = read_config(folder).vocab_size
-    return _own_tokenizer(folder, vocab_size), beside(folder, vocab_size)
+    return own_tokenizer(folder, vocab_size), beside(folder, vocab_size)
 
 
 def date_of(run: RunConfig | None) -> str:
@@ -207,7 +207,7 @@ def open_day(given: str, home: Path) -> float:
     return noon(date_of(load_run(folder) if (folder / CHECKPOINT_FILE).exists() else None))
 
 
-def _own_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
+def own_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     own = JsonTokenizer.from_file(folder)
     try:
         check_vocabulary(own, vocab_size)

@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -23,8 +23,10 @@ import typer
 
 from weft.cli.home import find_checkpoint, home_of
 from weft.cli.listener import LOCAL, address, listen
-from weft.cli.options import Numbers, kind_on, nbytes, spread, ticket_or_none, ticket_text
+from weft.cli.options import nbytes, spread, ticket_or_none, ticket_text
 from weft.cli.process import run_loop
+from weft.cli.serve.composed import composed_at, load_composed
+from weft.cli.serve.loading import How, Loaded, load
 from weft.cli.settings import Machine, Transports, check_transports, machine_settings, refuse_idle
 from weft.cli.terminal import tell
 from weft.dashboard import figures
@@ -40,13 +42,9 @@ if TYPE_CHECKING:
 
     from starlette.applications import Starlette
 
-    from weft.cli.model.trained import Trained
-    from weft.engine.load import Plan
-    from weft.engine.numbers import Kind
     from weft.launch.session import Options
     from weft.serve.generation import Model
     from weft.serve.keys import KeysOfFile
-    from weft.serve.metrics import Metrics
     from weft.stages.asking import Asked
 
 PORT = 8000
@@ -70,37 +68,6 @@ class Where:
     port: Annotated[int, typer.Option(help="Port; 0 lets the system choose.", min=0, max=65535)] = PORT
     keys: Annotated[
         Path | None, typer.Option(help="File of API keys: who may ask, and how much; see weft serve key --help.")
-    ] = None
-
-
-@dataclass(frozen=True)
-class How:
-    """How this machine computes."""
-
-    device: Annotated[str, typer.Option(help="Where torch runs: auto, cpu, cuda, cuda:1.")] = "auto"
-    threads: Annotated[int, typer.Option(help="Threads of torch on the CPU; 0: its own choice.", min=0, max=1024)] = 0
-    numbers: Annotated[
-        Numbers,
-        typer.Option(
-            help="How weights are held: int8 is the fastest on newer CPUs, w8a16 on older ones, bf16 on GPUs; fp32 is "
-            "as trained. Default: the fastest. With exact a text is the same to the bit on every machine, whatever "
-            "else is computed beside it."
-        ),
-    ] = Numbers.auto
-    max_context: Annotated[
-        int, typer.Option(help="Tokens of question and answer together; 0: as many as the model reads.", min=0)
-    ] = 0
-    cache: Annotated[
-        str | None, typer.Option(help="Memory for keys and values: 2GB. Default: a quarter of what is free.")
-    ] = None
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            help="Smaller model with the same tokenizer, a folder or a run: it guesses what comes next, several tokens "
-            "at a time. The text is the same.",
-            metavar="MODEL",
-            show_default=False,
-        ),
     ] = None
 
 
@@ -160,9 +127,9 @@ def serve(
         serve_members(ticket, name, where, options_of(asks, home_of(context)), how.max_context, keys)
         return
     refuse_idle(context, "this machine computes, and asks nobody", *names_of(Asking))
-    if model is not None and (folder := experts_at(model, home_of(context))) is not None:
-        refuse_idle(context, "experts are asked together, and nobody guesses for them", "draft")
-        serve_experts(folder, name, where, how, home_of(context), keys)
+    if model is not None and (folder := composed_at(model, home_of(context))) is not None:
+        refuse_idle(context, "no draft model guesses for several experts", "draft")
+        serve_loaded(lambda: load_composed(folder, name, how, home_of(context)), where, keys)
         return
     if model is None:
         raise ConfigError(
@@ -200,17 +167,25 @@ def serve_here(model: str, name: str, where: Where, how: How, home: Path, keys: 
 
     cache_nbytes = nbytes("--cache", how.cache)
     folder = find_checkpoint(model, home)  # what is not there is said before what another program holds
-    listener = listen(where.host, where.port)
-    try:
+
+    def loaded() -> Loaded:
         trained = open_trained(str(folder), home)
         say_which(trained, model)
         draft = None if how.draft is None else open_trained(how.draft, home)
-        loaded = load(trained, name or trained.called, how, cache_nbytes, draft)
+        return load(trained, name or trained.called, how, cache_nbytes, draft)
+
+    serve_loaded(loaded, where, keys)
+
+
+def serve_loaded(loading: "Callable[[], Loaded]", where: Where, keys: "KeysOfFile | None") -> None:
+    """Answer by what `loading` puts on this machine, once the port is there."""
+    listener = listen(where.host, where.port)
+    try:
+        loaded = loading()
         try:
             planned = loaded.planned
             held = f"room for {planned.num_tokens:,} tokens of all conversations together"
-            weights = f"{planned.kind} weights, {figures.nbytes(planned.weights_nbytes)}"
-            weights += f" with those of {draft.called}, which guesses" if draft else ""
+            weights = f"{planned.kind} weights, {figures.nbytes(planned.weights_nbytes)}{loaded.beside}"
             _tell(loaded.model, f"{weights}; {held}, {figures.nbytes(planned.kv_nbytes)}")
             tell_address(address(listener), where.host, keys)
             run_until_told(loaded.app(keys), listener, loaded.model.engine.close)
@@ -218,81 +193,6 @@ def serve_here(model: str, name: str, where: Where, how: How, home: Path, keys: 
             loaded.model.engine.close()
     finally:
         listener.close()
-
-
-def experts_at(given: str, home: Path) -> Path | None:
-    """Return the folder of experts that are asked together; None: that is not what is meant."""
-    from weft.compose.composed import Experts, folder_of, read_composed
-
-    folder = folder_of(given, home)
-    if folder is None:
-        return None
-    told = read_composed(folder)
-    if isinstance(told, Experts):
-        return folder
-    raise ConfigError(
-        f"{told.name} is a stack. Write it as one model: weft compose export {given} FOLDER, then weft serve FOLDER."
-    )
-
-
-def serve_experts(folder: Path, name: str, where: Where, how: How, home: Path, keys: "KeysOfFile | None") -> None:
-    """Answer by experts that are asked together on this machine.
-
-    Raises:
-        ConfigError, TooLarge: as `load`.
-    """
-    listener = listen(where.host, where.port)
-    try:
-        loaded = load_experts(folder, name or folder.resolve().name, how, home)
-        planned = loaded.planned
-        try:
-            held = f"room for {planned.num_tokens:,} tokens of all conversations together"
-            weights = f"{planned.kind} weights, {figures.nbytes(planned.weights_nbytes)}"
-            _tell(loaded.model, f"{weights}; {held}, {figures.nbytes(planned.kv_nbytes)}")
-            tell_address(address(listener), where.host, keys)
-            run_until_told(loaded.app(keys), listener, loaded.model.engine.close)
-        finally:
-            loaded.model.engine.close()
-    finally:
-        listener.close()
-
-
-def load_experts(folder: Path, name: str, how: How, home: Path) -> "Loaded":
-    """Put experts on this machine.
-
-    Raises:
-        ConfigError: as `load`, or the folder is not whole.
-        TooLarge: no room.
-    """
-    from weft.cli.model.trained import open_trained, place
-    from weft.compose.asking import engine_of, plan_of, rule_of
-    from weft.compose.composed import Experts, read_composed
-    from weft.engine.load import free_nbytes
-    from weft.serve.generation import model_of
-    from weft.serve.metrics import Metrics
-    from weft.wire import digest
-
-    told = read_composed(folder)
-    assert isinstance(told, Experts)
-    here = place(how.device)
-    kind = prepared(how)
-    experts = [open_trained(str(folder / each), home) for each in told.members]
-    first, configs = experts[0], [each.config for each in experts]
-    context = context_of(how, min(each.max_seq_len for each in configs))
-    planned = plan_of(configs, here, kind, context, nbytes("--cache", how.cache), free_nbytes(here))
-    rule = rule_of(folder, told, first.tokenizer, here)
-    models: dict[str, Model] = {}
-    metrics = Metrics(models)
-    given = [(each.config, each.vector) for each in experts]
-    engine = engine_of(given, rule, here, planned, context, metrics.step(name))
-    try:
-        made_at = max(int(each.made_at) for each in experts)
-        prints = digest("".join(each.fingerprint(kind) for each in experts).encode())[:12]
-        models[name] = model_of(name, made_at, engine, first.tokenizer, first.came_with, f"{prints}-{kind}")
-    except BaseException:
-        engine.close()
-        raise
-    return Loaded(models[name], planned, metrics, models)
 
 
 def options_of(asks: Asking, home: Path) -> "Options":
@@ -452,85 +352,6 @@ def keys_of(where: Where) -> "KeysOfFile | None":
             "key add NAME` and give its file with --keys, or leave --host out to answer this machine alone."
         )
     return None
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A model that is ready to be asked."""
-
-    model: "Model"
-    planned: "Plan"
-    metrics: "Metrics"
-    models: "Mapping[str, Model]"
-
-    def app(self, keys: "KeysOfFile | None") -> "Starlette":
-        from weft.serve.app import app
-        from weft.web.web import page_routes
-
-        return app(self.models, keys, metrics=self.metrics, page=page_routes("serve"))
-
-
-def load(trained: "Trained", name: str, how: How, cache_nbytes: int | None, draft: "Trained | None" = None) -> Loaded:
-    """Put a model on this machine, and a draft model beside it.
-
-    Raises:
-        ConfigError: no such device, more context than the model reads, or a draft model of another tokenizer.
-        TooLarge: no room.
-    """
-    from weft.cli.model.trained import place
-    from weft.data.tokenizer import has_same_tokens
-    from weft.engine.load import DraftModel, engine_of, free_nbytes, kind_alone, plan
-    from weft.serve.generation import model_of
-    from weft.serve.metrics import Metrics
-
-    here, kind = place(how.device), prepared(how)
-    context = context_of(how, trained.config.max_seq_len)
-    guessing: DraftModel | None = None
-    if draft is not None:
-        if not has_same_tokens(trained.tokenizer, draft.tokenizer):
-            raise ConfigError(
-                f"--draft {how.draft}: its tokens are not those of {name}, so its guesses would mean something else. "
-                "Give a smaller model of the same family, or leave it out."
-            )
-        guessing = DraftModel(draft.config, draft.vector, kind_alone(here))
-    beside = None if guessing is None else guessing.beside
-    planned = plan(trained.config, here, kind, context, cache_nbytes, free_nbytes(here), beside)
-    models: dict[str, Model] = {}
-    metrics = Metrics(models)
-    engine = engine_of(trained.config, trained.vector, here, planned, context, metrics.step(name), draft=guessing)
-    try:
-        models[name] = model_of(
-            name, int(trained.made_at), engine, trained.tokenizer, trained.came_with, trained.fingerprint(kind)
-        )
-    except BaseException:
-        engine.close()
-        raise
-    return Loaded(models[name], planned, metrics, models)
-
-
-def prepared(how: How) -> "Kind":
-    """Set torch up as is asked for; return the numbers that models are held in.
-
-    Raises:
-        ConfigError: no such device, or it does not compute them.
-    """
-    import torch
-
-    from weft.cli.model.trained import place
-
-    if how.threads:
-        torch.set_num_threads(how.threads)
-    return kind_on(place(how.device), how.numbers)
-
-
-def context_of(how: How, most: int) -> int:
-    """
-    Raises:
-        ConfigError: more is asked for than the model reads.
-    """
-    if how.max_context > most:
-        raise ConfigError(f"--max-context {how.max_context}: the model reads {most} tokens at most.")
-    return how.max_context or most
 
 
 def run_until_told(app: "Starlette", listener: "socket.socket", on_told: Callable[[], None]) -> None:

@@ -30,6 +30,7 @@ from weft.errors import ConfigError
 
 ALPHA = 0.3  # of the moving average, as in both papers
 TEMPERATURE = 0.1
+AT_ONCE = 2048  # tokens whose logits are held, of two experts
 EVERY = 32  # tokens between two looks at what a context is about
 
 LogWeights = Float32[Tensor, "batch experts"]
@@ -186,12 +187,16 @@ class TopK(Weighting):
         self._weighting.begin(tokens)
 
     def log_weights(self) -> LogWeights:
-        log_weights = self._weighting.log_weights()
-        order = log_weights.argsort(dim=-1, descending=True, stable=True)
-        return log_weights.scatter(1, order[:, self._k :], -inf).log_softmax(-1)
+        return top_of(self._weighting.log_weights(), self._k)
 
     def update(self, tokens: Int64[Tensor, " batch"], log_likelihoods: LogWeights) -> None:
         self._weighting.update(tokens, log_likelihoods)
+
+
+def top_of(log_weights: LogWeights, k: int) -> LogWeights:
+    """Return the k largest of each row, of equal ones the first, so that they add up to 1; minus infinity else."""
+    order = log_weights.argsort(dim=-1, descending=True, stable=True)
+    return log_weights.scatter(1, order[:, k:], -inf).log_softmax(-1)
 
 
 class Ensemble:
@@ -241,8 +246,12 @@ def likelihoods(
     models: Sequence[Model], tokens: Int64[Tensor, "batch tokens"], targets: Int64[Tensor, "batch tokens"]
 ) -> Float32[Tensor, "batch tokens experts"]:
     """Return the logarithm of the probability that each expert gives each target: all that losses are made of."""
-    found = [model(tokens).float().log_softmax(-1).gather(-1, targets[..., None])[..., 0] for model in models]
-    return torch.stack(found, -1)
+    at_once, parts = max(1, AT_ONCE // tokens.shape[1]), []
+    for here in (slice(start, start + at_once) for start in range(0, len(tokens), at_once)):
+        wanted = targets[here, :, None]
+        found = [model(tokens[here]).float().log_softmax(-1).gather(-1, wanted)[..., 0] for model in models]
+        parts.append(torch.stack(found, -1))
+    return torch.cat(parts)
 
 
 def losses(

@@ -14,20 +14,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from jaxtyping import Float32
 from msgspec import UNSET
 from safetensors.torch import save_file
 from torch import Tensor
 
+from weft import reading
 from weft.compose.experts.mixture import BALANCE, MixtureConfig, mixture_layout
+from weft.config import from_tree
 from weft.errors import ConfigError
-from weft.model.families import HfTensor, config_to_hf, hf_tensors
+from weft.model.came_with import CameWith
+from weft.model.families import HfTensor, config_from_hf, config_to_hf, hf_tensors
 from weft.model.flat import layout
-from weft.model.weights import FileDtype, whole_folder, write_json
+from weft.model.weights import FileDtype, read_bytes, read_tensors, whole_folder, write_json, write_tokenizer
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
-_TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 _DTYPES: dict[FileDtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _THEIRS = {"gate_proj.weight": "w1", "up_proj.weight": "w3", "down_proj.weight": "w2"}
 
@@ -39,6 +42,7 @@ def write_mixture(
     tokenizer_json: bytes | None = None,
     *,
     stop_id: int | None = None,
+    came_with: CameWith | None = None,
     dtype: FileDtype = "float32",
 ) -> None:
     """Write a mixture as a folder that others load.
@@ -48,6 +52,7 @@ def write_mixture(
         vector: as of `weft.compose.experts.mixture`, on any device.
         tokenizer_json: bytes of a `tokenizers` file, passed through.
         stop_id: the token that ends a text.
+        came_with: written as it came: chat template, licence and the like; None: nothing came.
         dtype: of the tensors in the file.
 
     Raises:
@@ -57,16 +62,57 @@ def write_mixture(
     """
     if vector.numel() != mixture_layout(config).num_parameters:
         raise ConfigError(f"{folder}: the vector of {vector.numel():,} numbers belongs to another config.")
-    tree = mixtral_config(config, dtype=dtype, stop_id=stop_id)
+    came = came_with or CameWith()
+    tree = mixtral_config(config, dtype=dtype, stop_id=stop_id) | came.ids.below(config.model.vocab_size)
     given = vector.detach().to("cpu", _DTYPES[dtype])
     tensors = {each.name: given[each.offset : each.stop].view(each.shape) for each in mixtral_tensors(config)}
     with whole_folder(folder, last=_CONFIG) as partial:
         save_file(tensors, partial / _WEIGHTS, metadata={"format": "pt"})
-        if tokenizer_json is not None:
-            (partial / _TOKENIZER).write_bytes(tokenizer_json)
-            settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.model.max_seq_len}
-            write_json(partial / _TOKENIZER_CONFIG, settings)
+        came.write(partial)
+        write_tokenizer(partial, tree, tokenizer_json, stop_id, came)
         write_json(partial / _CONFIG, tree)
+
+
+def is_mixture(folder: Path) -> bool:
+    """Return whether a folder holds a mixture, as far as its config.json says."""
+    try:
+        tree = reading.json_of((folder / _CONFIG).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(tree, dict) and tree.get("model_type") == "mixtral"
+
+
+def read_mixture(folder: Path) -> tuple[MixtureConfig, Float32[Tensor, " num"]]:
+    """Return config and flat fp32 vector (CPU) of the mixture in a folder.
+
+    Raises:
+        ConfigError: a file is missing or malformed, or its tensors are not those of the config.
+    """
+    config = read_mixture_config(folder)
+    wanted = {tensor.name: tensor for tensor in mixtral_tensors(config)}
+    return config, read_tensors(folder, wanted, mixture_layout(config).num_parameters)
+
+
+def read_mixture_config(folder: Path) -> MixtureConfig:
+    """Return which mixture is in a folder, without touching its weights.
+
+    Raises:
+        ConfigError: config.json is missing or malformed, or is of something that weft does not compute.
+    """
+    file = folder / _CONFIG
+    try:
+        tree = reading.json_of(read_bytes(file))
+        num, top = tree.pop("num_local_experts"), tree.pop("num_experts_per_tok")
+        window = tree.get("sliding_window")
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{file}: no config of a mixtral: {error}. Download or export it again.") from None
+    # Beside its experts a mixtral is a mistral, which is a llama where no window is.
+    tree |= {"model_type": "llama" if window is None else "mistral", "architectures": None}
+    model = config_from_hf(msgspec.json.encode(tree), str(file))
+    config: MixtureConfig = from_tree(
+        {"model": msgspec.to_builtins(model), "num_experts": num, "top_k": top}, MixtureConfig, where=str(file)
+    )
+    return config
 
 
 def mixtral_config(config: MixtureConfig, *, dtype: FileDtype, stop_id: int | None) -> dict[str, Any]:

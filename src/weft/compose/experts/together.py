@@ -17,11 +17,10 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-from weft.compose.experts.ensemble import EVERY, LogWeights, mixed
+from weft.compose.experts.ensemble import EVERY, LogWeights, mixed, top_of
 from weft.engine.batch import Piece
 from weft.engine.scheduling.pages import PAGE
 from weft.engine.step import Stepper
-from weft.errors import ConfigError
 
 _ROWS = 64  # logits of so many tokens at a time: a prompt's would fill memory
 
@@ -43,10 +42,7 @@ class Rule:
 
     def heard(self, log_weights: Float32[Tensor, "rows experts"]) -> Float32[Tensor, "rows experts"]:
         """Return logarithms of weights of those that count most, which add up to 1."""
-        if self.top is None:
-            return log_weights
-        order = log_weights.argsort(dim=-1, descending=True, stable=True)
-        return log_weights.scatter(1, order[:, self.top :], -torch.inf).log_softmax(-1)
+        return log_weights if self.top is None else top_of(log_weights, self.top)
 
 
 def token_nbytes(widths: Sequence[int]) -> int:
@@ -61,6 +57,7 @@ class Together:
         widths: of their hidden states.
     """
 
+    has_sums = False
     sums: Sequence[Float[Tensor, " width"]] = ()
 
     def __init__(self, experts: Sequence[Stepper], widths: Sequence[int], rule: Rule, num_pages: int) -> None:
@@ -77,13 +74,7 @@ class Together:
 
     @torch.inference_mode()
     def step(self, pieces: Sequence[Piece]) -> Float[Tensor, "drawing vocab"]:
-        """Compute all rows, and return the logarithms of the mixed probabilities after those that draw, in order.
-
-        Raises:
-            ConfigError: a mean of hidden states is asked for, and experts have several.
-        """
-        if any(piece.sums for piece in pieces):
-            raise ConfigError("experts that are asked together have no embeddings. Ask a single model for those.")
+        """Compute all rows, and return the logarithms of the mixed probabilities after those that draw, in order."""
         for expert, states in zip(self._experts, self._states, strict=True):
             for piece, x in zip(pieces, expert.pass_on(pieces), strict=True):
                 states[self._places(piece, piece.start)] = x

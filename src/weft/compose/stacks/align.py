@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
+from weft.compose.descent import Descent, DescentConfig, Draw, Trained
 from weft.compose.stacks.body import body, unattached, vector_of
-from weft.compose.stacks.descent import Descent, DescentConfig, Draw, Trained
 from weft.compose.stacks.sauce import Sauce, SauceConfig
 from weft.compose.stacks.stack import Affine, AffineConfig, PostConfig, PreConfig, ScaledConfig, Stack, identity_map
 from weft.config import Config

@@ -26,9 +26,9 @@ from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from weft.compose.descent import Descent, DescentConfig, Draw, Trained
 from weft.compose.space import Space, normed
 from weft.compose.stacks.body import require_fit, unattached
-from weft.compose.stacks.descent import Descent, DescentConfig, Draw, Trained
 from weft.config import Config
 from weft.data.rows import UNTRAINED, Batch
 from weft.errors import ConfigError

@@ -22,9 +22,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.compose.descent import Descent, DescentConfig, Draw, State, Trained
 from weft.compose.space import normed, numbers_digest
 from weft.compose.stacks.body import body, unattached, vector_of
-from weft.compose.stacks.descent import Descent, DescentConfig, Draw, State, Trained
 from weft.compose.stacks.stack import PostConfig, Stack
 from weft.config import Config
 from weft.data.rows import Batch

@@ -22,16 +22,23 @@ CONFIG = ModelConfig(
     vocab_size=257, num_layers=1, num_heads=2, num_kv_heads=2, width=16, ffn_width=32, max_seq_len=64, is_tied=False
 )
 FLOPS = 10**12  # that a member took
+PARENT = Digest("ab" * 32)
 
 
 def space(seed: int = 3) -> Space:
     return Space.of(assemble(CONFIG, 4 * initial_vector(CONFIG, seed)), WORDS.digest)
 
 
-def write(home: Path, name: str, seed: int, *, of: Space | None = None, is_known: bool = True) -> Member:
-    """Write a member that was drawn by chance; where it is known, it says what it took."""
+def write(
+    home: Path, name: str, seed: int, *, of: Space | None = None, is_known: bool = True, scale: float = 4.0
+) -> Member:
+    """Write a member that was drawn by chance; where it is known, it says what it took.
+
+    Args:
+        scale: how large its numbers are.
+    """
     space_of_it = of or space()
-    config, vector = whole(Stack(space_of_it, (body(CONFIG, 4 * fresh(CONFIG, seed)),)))
+    config, vector = whole(Stack(space_of_it, (body(CONFIG, scale * fresh(CONFIG, seed)),)))
     member = Member(
         name=name,
         model=config,
@@ -39,7 +46,7 @@ def write(home: Path, name: str, seed: int, *, of: Space | None = None, is_known
         tokenizer=WORDS.digest,
         space=space_of_it.digest,
         seed=seed,
-        parent=Digest("ab" * 32),
+        parent=PARENT,
         is_seeded=True,
         origins=(Origin(how="trained", tokens=1000, flops=FLOPS),) if is_known else (),
     )

@@ -10,12 +10,13 @@ import torch
 from unit.cli.compose.made import CONFIG, FLOPS, WORDS, space, write, write_all
 from unit.cli.small import TEXT, Weft
 from weft.cli.model.trained import open_trained
+from weft.compose import descent as stacks_descent
 from weft.compose.composed import Stacked, read_composed, read_stack
+from weft.compose.descent import Descent, DescentConfig
 from weft.compose.making import Shelf, ways_of
 from weft.compose.member import read_member
 from weft.compose.stacks.align import AlignConfig, OnewayConfig, StitchConfig
 from weft.compose.stacks.body import fresh
-from weft.compose.stacks.descent import Descent, DescentConfig
 from weft.compose.stacks.sauce import SauceConfig
 from weft.compose.stacks.stack import Stack, whole
 from weft.dashboard import figures
@@ -193,7 +194,7 @@ def test_pairs_and_stacks_are_told(weft: Weft, home: Path, text: Path) -> None:
     ("line", "words"),
     [
         (["english"], "two members or more"),
-        (["english", "english"], "named twice"),
+        (["english", "english"], "two members of that name"),
         (["english", "nosuch"], "is no member"),
         (["english", "elsewhere"], "different spaces"),
         (["english", "python", "--how", "sauce", "--handover", "pre"], "root mean square 1"),
@@ -218,6 +219,67 @@ def test_a_folder_without_a_control_is_not_told(weft: Weft, home: Path, text: Pa
     answer = weft("compose", "evaluate", "both", "--data", text, "--no-monolith")
     assert answer.code == 2
     assert "lacks continued" in answer.err
+    assert "lacks continued" in weft("compose", "list").err
+
+
+def test_text_that_was_trained_on_tells_nothing(weft: Weft, home: Path, text: Path) -> None:
+    write_all(home, ["english", "python"])
+    weft("compose", "align", "english", "python", "--data", text, "--name", "both", *QUICK)
+    answer = weft("compose", "evaluate", "both", "--data", text, "--no-monolith")
+    assert answer.code == 2
+    assert "trained on" in answer.err
+    answer = weft("compose", "evaluate", "both", "--data", text.parent / "other.txt", "--monolith", "english")
+    assert "a member of both itself" in answer.err
+
+
+def test_what_a_member_took_is_counted_where_it_was_trained(weft: Weft, home: Path, text: Path) -> None:
+    write_all(home, ["english", "python"])
+    how = "--how", "one-way", "--how", "joint", "--handover", "post"
+    weft("compose", "align", "english", "python", "--data", text, "--name", "both", *how, *QUICK)
+    folder = home / "composed" / "both"
+    told = read(folder)
+    lower, upper = (read_member(folder / name).origins[-1] for name in told.stack.members)
+    assert (lower.tokens, upper.tokens) == (96, 192)  # 3 steps of 2 samples of 16 tokens: joint, and one-way as well
+    assert lower.flops + upper.flops == pytest.approx(told.flops, abs=2)
+    steps = read_member(folder / "continued").origins[-1].tokens / 32
+    assert steps == round(steps)
+    assert steps > 3
+
+
+def test_a_training_reads_on_where_the_one_before_ended(
+    weft: Weft, home: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_all(home, ["english", "python"])
+    drawn, windows_of = list[int](), stacks_descent.windows
+
+    def windows(*given: object) -> object:
+        draw = windows_of(*given)  # type: ignore[arg-type]
+        return lambda number: drawn.append(number) or draw(number)
+
+    monkeypatch.setattr(stacks_descent, "windows", windows)
+    weft(
+        "compose",
+        "align",
+        "english",
+        "python",
+        "--data",
+        text,
+        "--name",
+        "both",
+        "--how",
+        "one-way",
+        "--how",
+        "joint",
+        *QUICK,
+    )
+    assert drawn[:12] == [0, 1, 2, 3, 4, 5] * 2
+    assert drawn[12:] == list(range(len(drawn) - 12))
+
+
+@pytest.mark.parametrize("name", ["continued", "mixture", "stack.1"])
+def test_members_are_not_called_as_what_is_made(weft: Weft, home: Path, name: str) -> None:
+    write_all(home, ["english", name])
+    assert "Give the member another name" in weft("compose", "plan", "english", name).err
 
 
 def test_ways_are_done_from_below_where_a_member_reads_and_from_above_where_it_writes() -> None:

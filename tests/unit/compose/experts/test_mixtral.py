@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from unit.compose.experts.test_mixture import evaluated, mixture, tokens_of
-from weft.compose.experts.mixtral import mixtral_config, mixtral_tensors, write_mixture
+from weft.compose.experts.mixtral import is_mixture, mixtral_config, mixtral_tensors, read_mixture, write_mixture
 from weft.compose.experts.mixture import mixture_layout
 from weft.data.tokenizer import ByteTokenizer
+from weft.engine.batch import Piece
+from weft.engine.numbers import Kind
+from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.errors import ConfigError
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -47,6 +50,42 @@ def test_their_tensors_cover_the_vector_once(fields: dict[str, Any]) -> None:
     assert len(set(names)) == len(names)
     assert "model.layers.1.block_sparse_moe.experts.2.w3.weight" in names
     assert "model.layers.0.block_sparse_moe.gate.weight" in names
+
+
+@pytest.mark.parametrize("fields", FORMS.values(), ids=FORMS.keys())
+def test_a_folder_is_read_as_it_was_written(fields: dict[str, Any], tmp_path: Path) -> None:
+    config, vector = mixture(num=4, top_k=2, **fields)
+    write_mixture(tmp_path / "mixture", config, vector)
+    assert is_mixture(tmp_path / "mixture")
+    assert not is_mixture(tmp_path)
+    found, numbers = read_mixture(tmp_path / "mixture")
+    assert found == config
+    assert numbers.equal(vector)
+    (tmp_path / "mixture" / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="holds neither"):
+        read_mixture(tmp_path / "mixture")
+    (tmp_path / "mixture" / "config.json").write_text('{"model_type": "mixtral"}')
+    with pytest.raises(ConfigError, match="no config of a mixtral"):
+        read_mixture(tmp_path / "mixture")
+
+
+@pytest.mark.parametrize("kind", ["fp32", "int8"])
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_an_engine_computes_the_same(kind: Kind, top_k: int) -> None:
+    config, vector = mixture(num=4, top_k=top_k)
+    tokens = tokens_of(config)[0].tolist()
+    weights = Weights(config.model, vector, kind, spans=mixture_layout(config), top=config.top_k)
+    stepper = Stepper(weights, KeysAndValues(config.model, 2, torch.device("cpu"), kind))
+    pieces = Piece(tokens[:5], 0, [1], 5), Piece(tokens[5:], 5, [1], len(tokens) - 5)
+    rows = torch.cat([stepper.step([each]) for each in pieces])
+    expected = evaluated(config, vector)(torch.tensor([tokens]))[0]
+    assert (rows - expected).abs().max() < (1e-4 if kind == "fp32" else 0.1 * expected.abs().max())
+
+
+def test_a_router_has_no_exact_numbers() -> None:
+    config, vector = mixture()
+    with pytest.raises(ConfigError, match="no exact numbers"):
+        Weights(config.model, vector, "exact", spans=mixture_layout(config), top=2)
 
 
 @pytest.mark.full

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from weft.compose.descent import DescentConfig, Draw, windows
 from weft.compose.space import Space
 from weft.compose.stacks.body import body, fresh
-from weft.compose.stacks.descent import DescentConfig, Draw, windows
 from weft.compose.stacks.stack import Handover, Stack, uniform
 from weft.data.rows import Batch
 from weft.model.config import ModelConfig

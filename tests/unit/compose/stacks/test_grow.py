@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from unit.compose.stacks.small import CONFIG, batch, draw, space, vector
+from weft.compose.descent import DescentConfig
 from weft.compose.stacks import grow
 from weft.compose.stacks.align import ContinueConfig, begin
 from weft.compose.stacks.body import body, layers_of
-from weft.compose.stacks.descent import DescentConfig
 from weft.compose.stacks.stack import Stack
 from weft.errors import ConfigError
 

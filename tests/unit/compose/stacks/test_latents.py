@@ -6,9 +6,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from unit.compose.stacks.small import CONFIG, SEQ_LEN, TRAINING, VOCAB, batch, draw, member, space, text, vector
+from weft.compose.descent import DescentConfig, State, windows
 from weft.compose.space import Space, normed
 from weft.compose.stacks.body import body
-from weft.compose.stacks.descent import DescentConfig, State, windows
 from weft.compose.stacks.latents import (
     Curriculum,
     EntropyConfig,

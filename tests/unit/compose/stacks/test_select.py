@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from unit.compose.stacks.small import CONFIG, SEQ_LEN, draw, member, space, text
+from weft.compose.descent import DescentConfig, windows
 from weft.compose.stacks.align import ContinueConfig, begin
 from weft.compose.stacks.body import body, identity
-from weft.compose.stacks.descent import DescentConfig, windows
 from weft.compose.stacks.select import ALPHAS, matrix, scaled, search
 from weft.compose.stacks.stack import Stack
 from weft.errors import ConfigError

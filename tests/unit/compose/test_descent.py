@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from unit.compose.stacks.small import CONFIG, SEQ_LEN, TRAINING, draw, space, text, vector
+from weft.compose.descent import Descent, DescentConfig, State, Trained, windows
 from weft.compose.stacks.body import unattached
-from weft.compose.stacks.descent import Descent, DescentConfig, State, Trained, windows
 from weft.errors import CheckpointError, ConfigError, DataError, NotFinite
 from weft.model.flat import FlatModel, over
 

@@ -1,0 +1,297 @@
+"""`weft compose route | path`: paths through shared modules, each trained by a peer that reads its own documents.
+
+weft compose route english talk --data 'texts/**' --levels 2,2
+weft compose path talk 0.0                                    prints a ticket of each module
+weft compose path talk 0.1 --tickets tickets.txt              elsewhere, with a copy of the folder
+weft serve talk                                               once all paths are trained: each text goes its path
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.cli.compose.parts import USUAL_BATCH
+from weft.cli.home import find_checkpoint, home_of
+from weft.cli.options import own_source
+from weft.cli.settings import Machine, Transports, check_transports, machine_settings
+from weft.cli.terminal import WorkLine, say_loading, tell
+from weft.clock import SystemClock
+from weft.dashboard import figures
+from weft.errors import ConfigError
+from weft.ids import several
+from weft.progress import Meter
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from weft.compose.paths.folder import SharedPaths
+    from weft.compose.paths.levels import Module
+    from weft.compose.paths.levels import Path as ModulePath
+    from weft.data.documents import Document
+    from weft.data.tokenizer import Tokenizer
+    from weft.library.sync import Sync
+    from weft.model.flat import FlatModel
+
+MOST_ROUTED = 20_000  # documents by which centres are found
+LETTERS = 1 << 10  # of a document, in which its first tokens surely are
+_TICKET = re.compile(r"\A(\d+\.\d+)\s+(weft\d\S*)\Z")
+
+
+def route(
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Argument(help="What all paths begin as: a folder, a member or a run.", show_default=False)
+    ],
+    folder: Annotated[Path, typer.Argument(help="The folder to write.", show_default=False)],
+    data: Annotated[list[str], typer.Option(help="Documents, folders or globs; may be repeated.", show_default=False)],
+    levels: Annotated[str, typer.Option(help="Modules of each level, first to last: 2,2 makes 4 paths.")] = "2,2",
+    rounds: Annotated[int, typer.Option(help="After so many the paths are trained.", min=1)] = 20,
+    steps: Annotated[int, typer.Option(help="Training steps of a path in a round.", min=1)] = 150,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Samples in each step.", min=1)] = USUAL_BATCH,
+    seq_len: Annotated[int, typer.Option("--seq-len", help="Tokens of a sample; 0: as the model reads.", min=0)] = 0,
+    lr: Annotated[float, typer.Option(help="Peak learning rate of a path's own steps.", min=1e-9, max=10.0)] = 4e-4,
+    heldout: Annotated[float, typer.Option(help="Share of documents that nobody trains on.", min=0.0, max=0.5)] = 0.05,
+    seed: Annotated[int, typer.Option(help="Of what is drawn.", min=0)] = 0,
+    device: Annotated[str, typer.Option(help="Where torch runs.")] = "auto",
+) -> None:
+    """Cut a model into levels of modules, and say which documents each path through them reads."""
+    counts = _levels(levels)
+    source = find_checkpoint(model, home_of(context))
+    say_loading()
+    from weft.cli.model.trained import open_trained
+    from weft.compose.experts.split import sided
+    from weft.compose.member import require_name
+    from weft.compose.paths.features import features
+    from weft.compose.paths.folder import RECORD, ROUTER, SEED, SharedPaths, path_called, shard_of
+    from weft.compose.paths.levels import Levels, LevelsConfig
+    from weft.compose.paths.routing import PREFIX, RoutingConfig, generative, shards
+    from weft.compose.space import numbers_digest
+    from weft.model.config import plain
+    from weft.model.weights import whole_folder, write_json
+
+    trained = open_trained(str(source), home_of(context))
+    cut = Levels(LevelsConfig(levels=counts), plain(trained.config))
+    length = seq_len or min(cut.model.max_seq_len, 1024)
+    if length > cut.model.max_seq_len:
+        raise ConfigError(f"--seq-len {seq_len}: the model reads {cut.model.max_seq_len} tokens at most.")
+    pieces = [(side, each) for side, each in sided(own_source(data), Path.cwd(), heldout) if each.text.strip()]
+    prefixes = [trained.tokenizer.encode(each.text[:LETTERS])[:PREFIX] for _, each in pieces]
+    with Meter("routing", "documents", WorkLine(), SystemClock(), len(pieces)) as meter:
+        z = features(trained.on(device), prefixes)
+        meter.add(len(pieces))
+    named = numbers_digest(trained.vector)
+    read = z[[number for number, (side, _) in enumerate(pieces) if side == "train"]]
+    router = generative(RoutingConfig(), cut, read[:: -(-len(read) // MOST_ROUTED)], named, seed)
+    counted = []
+    with whole_folder(folder, last=RECORD) as inner:
+        trained.export(inner / SEED)
+        (inner / ROUTER).write_bytes(router.to_bytes())
+        for way, shard in zip(cut.paths, shards(router.scores(z), least=RoutingConfig().least), strict=True):
+            chosen = [pieces[number] for number in shard.tolist()]
+            train = [each for side, each in chosen if side == "train"]
+            if not train:
+                raise ConfigError(f"path {path_called(way)} has no documents. Give more, or take fewer levels.")
+            _write(inner / shard_of(way), train)
+            _write(inner / shard_of(way, is_heldout=True), [each for side, each in chosen if side == "heldout"])
+            counted.append(len(train))
+        record = SharedPaths(
+            name=require_name(folder.resolve().name),
+            levels=cut.config,
+            model=cut.model,
+            tokenizer=trained.tokenizer.digest,
+            seed_model=named,
+            router=router.digest,
+            steps=steps,
+            rounds=rounds,
+            batch_size=batch_size,
+            seq_len=length,
+            lr=lr,
+            documents=tuple(counted),
+        )
+        write_json(inner / RECORD, record)
+    typer.echo(str(folder))
+    for way, num in zip(cut.paths, counted, strict=True):
+        nbytes = figures.nbytes(cut.round_nbytes(way))
+        tell(f"path {path_called(way)}: {several(num, 'document')}; {nbytes} sent in a round, before they are packed")
+    tell(f"copy the folder to who trains a path: weft compose path {folder} {path_called(cut.paths[0])}")
+
+
+def path(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(help="That `weft compose route` wrote.", show_default=False)],
+    which: Annotated[str, typer.Argument(metavar="PATH", help="A number of each level: 0.1.", show_default=False)],
+    tickets: Annotated[
+        Path | None,
+        typer.Option(help="File of lines that other paths have printed: a module and its ticket.", metavar="FILE"),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where torch runs.")] = "auto",
+    transports: Transports = None,
+    machine: Machine = None,
+) -> None:
+    """Train a path, its modules together with the other paths that contain them. Prints tickets of those it begins."""
+    from weft.compose.paths.folder import TRAINED, called, path_called, path_of, read_shared
+
+    shared, _ = read_shared(folder)
+    mine = path_of(which, shared.cut)
+    known = {} if tickets is None else _tickets(tickets)
+    modules = shared.cut.modules_of(mine)
+    for module in modules:
+        if called(module) not in known and shared.founder(module) != mine:
+            raise ConfigError(
+                f"module {called(module)} is begun by path {path_called(shared.founder(module))}, which prints its "
+                "ticket. Put that line into a file, and name it with --tickets."
+            )
+    target = folder / TRAINED / path_called(mine)
+    if target.exists():
+        raise ConfigError(f"{target}: the path is trained. Remove that folder to train it again.")
+    settings = machine_settings(machine, {"transports": check_transports(transports)}, use="loop")
+    say_loading()
+    import torch
+
+    from weft.cli.model.trained import open_trained, place
+    from weft.compose.paths.folder import SEED
+    from weft.library.given import Machine as Library
+    from weft.library.sync import Sync
+    from weft.model.flat import layout, over
+    from weft.model.transformer import Transformer
+
+    begun = open_trained(str(folder / SEED), home_of(context))
+    windows = _windows(folder, mine, shared, begun.tokenizer)
+    with torch.device("meta"):
+        model = Transformer(shared.model)
+    flat = over(model, begun.vector.to(place(device)))
+    syncs, parts = {}, {}
+    for module in modules:
+        spans = layout(shared.model, shared.cut.section_of(module))
+        named = {span.name: _tensor(flat, span.name) for span in spans}
+        parts[module] = [*named.values()]
+        home = home_of(context) / "paths" / shared.name / path_called(mine) / called(module)
+        ticket, run = known.get(called(module)), shared.run_of(module)
+        if ticket is None:
+            begun_here = partial(Sync, wait_for=run.peers, on_ticket=partial(_say, called(module)))
+        else:
+            begun_here = partial(Sync, ticket=ticket)
+        syncs[module] = begun_here(named, run, machine=Library(home=home, settings=settings))
+    _train(shared, mine, flat, windows, syncs, parts)
+    replace(begun, config=shared.model, vector=flat.vector.cpu()).export(target)
+    typer.echo(str(target))
+
+
+def _train(
+    shared: "SharedPaths",
+    mine: "ModulePath",
+    flat: "FlatModel",
+    windows: "NDArray[Any]",
+    syncs: "Mapping[Module, Sync]",
+    parts: "Mapping[Module, list[Tensor]]",
+) -> None:
+    """Make a path's steps, each handed in to the run of each of its modules, until all of these are complete.
+
+    Args:
+        parts: the tensors of each module, in the path's model.
+    """
+    from weft.compose.paths.play import InnerStepsConfig, Steps
+    from weft.rng import stream
+    from weft.sync.method.schedule import CosineConfig
+
+    tokens = shared.batch_size * shared.seq_len
+    total = shared.rounds * shared.steps * tokens
+    schedule = CosineConfig(lr=shared.lr, warmup_tokens=min(30 * tokens, total // 10), total_tokens=total)
+    steps = Steps(InnerStepsConfig(every=1, batch_size=shared.batch_size, schedule=schedule), flat)
+    weight, place = shared.weight(mine), shared.cut.number_of(mine)
+    there: dict[Module, Sync] = dict(syncs)
+    final: dict[Module, list[Tensor]] = {}  # of runs that are complete
+    try:
+        with ThreadPoolExecutor(len(syncs)) as threads:
+            for started in [threads.submit(sync.start) for sync in syncs.values()]:
+                started.result()
+        within, before = 0, -1
+        while there:
+            if (now := max(sync.round for sync in syncs.values())) != before:
+                within, before = 0, now
+            number = min(before * shared.steps + within, shared.rounds * shared.steps - 1)
+            loss = steps.make(windows, 1, lambda at: stream(0, "paths", "batch", place, at), first=number)
+            within += 1
+            for module in list(there):
+                if not there[module].step(weight, loss):
+                    del there[module]
+                    final[module] = [each.clone() for each in parts[module]]
+            for module, numbers in final.items():  # of which no step changes anything any more
+                for each, kept in zip(parts[module], numbers, strict=True):
+                    each.copy_(kept)
+    except BaseException as error:
+        for sync in syncs.values():
+            sync.close(error)
+        raise
+
+
+def _tensor(flat: "FlatModel", name: str) -> Any:
+    owner, _, leaf = name.rpartition(".")
+    return getattr(flat.module.get_submodule(owner), leaf).data
+
+
+def _say(module: str, ticket: str) -> None:
+    typer.echo(f"{module} {ticket}")
+
+
+def _levels(given: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(each) for each in given.split(","))
+    except ValueError:
+        raise ConfigError(f"--levels {given[:80]}: numbers with commas between, such as 2,2 or 4,4.") from None
+
+
+def _tickets(file: Path) -> dict[str, str]:
+    """
+    Raises:
+        ConfigError: the file cannot be read, or a line is no module and ticket.
+    """
+    try:
+        lines = [line.strip() for line in file.read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--tickets {file}: {error}.") from None
+    found = {}
+    for line in lines:
+        if (match := _TICKET.match(line)) is None:
+            raise ConfigError(f"--tickets {file}: {line[:60]!r} is no module and its ticket, such as `0.1 weft2...`.")
+        found[match[1]] = match[2]
+    return found
+
+
+def _write(file: Path, documents: "Sequence[Document]") -> None:
+    import msgspec
+
+    encoder = msgspec.json.Encoder()
+    with file.open("wb") as out:
+        for document in documents:
+            out.write(encoder.encode(document) + b"\n")
+
+
+def _windows(folder: Path, mine: "ModulePath", shared: "SharedPaths", words: "Tokenizer") -> "NDArray[Any]":
+    """Return a path's documents as samples, one after the other.
+
+    Raises:
+        ConfigError: they are too few.
+    """
+    import numpy as np
+
+    from weft.compose.paths.folder import shard_of
+    from weft.data.corpus import JsonlSource, documents
+
+    size, parts = shared.seq_len + 1, []
+    end = [] if words.end_of_text is None else [words.end_of_text]
+    for document in documents(JsonlSource(paths=(shard_of(mine),)), folder):
+        parts += [words.encode(document.text).astype(np.int64), np.array(end, dtype=np.int64)]
+    ids = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+    if len(ids) < size:
+        raise ConfigError(
+            f"{folder / shard_of(mine)}: {len(ids):,} tokens, and a sample takes {size}. Give more documents."
+        )
+    return ids[: len(ids) // size * size].reshape(-1, size)

@@ -1,0 +1,143 @@
+"""Four processes train a path each; two that share a module synchronise it. One is killed, and taken over elsewhere."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from slow.shell import LOCAL, Shell
+from weft.compose.paths.folder import TRAINED, path_called, path_of, read_shared
+from weft.events import RoundCommitted
+from weft.log import read_jsonl
+from weft.model.flat import cut
+from weft.model.weights import read_folder
+
+pytestmark = pytest.mark.slow
+
+ENDS_S, ROUNDS = 300.0, 12
+MACHINE = 'transports = ["tls"]\n[tls]\nhost = "127.0.0.1"\n'
+KINDS = ("def f{n}(x):\n    return x + {n}\n", "{n},{n}0,name {n}\n", "Dear reader {n}, all is well.\n", "- item {n}\n")
+RUN = """
+name = "seed"
+peers = 1
+[model]
+type = "shape"
+num_layers = 2
+num_heads = 2
+width = 32
+ffn_width = 64
+[data.source]
+type = "text"
+paths = ["text.txt"]
+[train]
+seq_len = 64
+batch_size = 4
+tokens = 51_200
+evaluate_every = 100
+evaluate_windows = 4
+[train.schedule]
+type = "constant"
+lr = 2e-3
+"""
+
+
+def weft(home: Path, folder: Path, *arguments: str | Path) -> str:
+    command = [sys.executable, "-P", "-m", "weft", "--home", str(home), *map(str, arguments)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=folder)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+def rounds(shell: Shell) -> int:
+    """Return how many rounds the first module of a path has counted."""
+    logs = shell.home.glob("paths/*/*/*/runs/*/*/log.jsonl")
+    found = [entry.event for log in logs for entry in read_jsonl(log)]
+    return max((event.round for event in found if isinstance(event, RoundCommitted)), default=0)
+
+
+def wait(is_so: Callable[[], bool], shells: list[Shell]) -> None:
+    deadline = time.monotonic() + ENDS_S
+    while not is_so():
+        said = "\n".join(shell.said.read_text()[-2000:] for shell in shells)
+        assert time.monotonic() < deadline, said
+        time.sleep(0.3)
+
+
+def begin(shell: Shell, folder: Path, name: str, tickets: Path, num: int) -> None:
+    """Start a path, and note the tickets that it prints."""
+    (shell.folder / "machine.toml").write_text(MACHINE)
+    shell.run("compose", "path", str(folder), name, "--tickets", str(tickets), "--machine", "machine.toml")
+    assert shell.process is not None
+    assert shell.process.stdout is not None
+    for _ in range(num):
+        line = shell.process.stdout.readline()
+        assert " weft2" in line, shell.said.read_text()
+        with tickets.open("a") as out:
+            out.write(line)
+
+
+def test_paths_share_their_modules_and_one_is_taken_over(shells: Callable[..., Shell], tmp_path: Path) -> None:
+    maker = shells("maker")
+    (maker.folder / "text.txt").write_text("".join(kind.format(n=n) for n in range(3000) for kind in KINDS))
+    (maker.folder / "run.toml").write_text(RUN)
+    weft(maker.home, maker.folder, "train", "run.toml", *LOCAL)
+    documents = [
+        {"name": f"{kind}-{n}", "text": "".join(KINDS[kind].format(n=at) for at in range(40 * n, 40 * n + 40))}
+        for n in range(40)
+        for kind in range(len(KINDS))
+    ]
+    (tmp_path / "text.jsonl").write_text("\n".join(map(json.dumps, documents)))
+    folder, tickets = tmp_path / "talk", tmp_path / "tickets.txt"
+    how = ("--levels", "2,2", "--rounds", str(ROUNDS), "--steps", "10", "--seq-len", "64", "--batch-size", "4")
+    weft(
+        maker.home, tmp_path, "compose", "route", maker_run(maker), folder, "--data", "text.jsonl", "--lr", "1e-3", *how
+    )
+    tickets.touch()
+    paths = {name: shells(name) for name in ("0.0", "0.1", "1.0", "1.1")}
+    for (name, shell), num in zip(paths.items(), (3, 1, 1, 0), strict=True):
+        begin(shell, folder, name, tickets, num)
+    wait(lambda: rounds(paths["1.1"]) >= 3, [*paths.values()])
+    killed = paths["1.1"].process
+    assert killed is not None
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    at = rounds(paths["1.0"])
+    paths["1.1"] = shells("taken over")
+    begin(paths["1.1"], folder, "1.1", tickets, 0)
+    for shell in paths.values():
+        assert shell.process is not None
+        assert shell.process.wait(ENDS_S) == 0, shell.said.read_text()
+    assert rounds(paths["1.1"]) > at  # it took part again
+
+    shared, _ = read_shared(folder)
+    config, begun = read_folder(folder / "seed")
+    vectors = {}
+    for name in paths:
+        found, vectors[name] = read_folder(folder / TRAINED / name)
+        assert found == config
+    for module in shared.cut.modules:
+        mine = [path_called(each) for each in shared.cut.paths_of(module)]
+        section = shared.cut.section_of(module)
+        parts = [cut(config, vectors[name], section) for name in mine]
+        assert all(torch.equal(part, parts[0]) for part in parts), mine  # to the bit
+        assert not torch.equal(parts[0], cut(config, begun, section))
+    assert path_of("1.1", shared.cut) == (1, 1)
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(folder, elsewhere)
+    serving = shells("serving")
+    serving.run("serve", str(elsewhere), "--port", "8322", "--numbers", "fp32", "--threads", "1")
+    wait(lambda: "http://127.0.0.1:8322" in serving.said.read_text(), [serving])
+
+
+def maker_run(maker: Shell) -> Path:
+    """Return the checkpoint of the run that a shell has trained."""
+    (found,) = maker.home.glob("runs/*/*/checkpoint")
+    return found

@@ -1,0 +1,133 @@
+"""`weft compose route | path`: what is written, what is refused, and what serves the paths."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from unit.cli.compose.made import WORDS, write
+from unit.cli.small import Weft
+from unit.compose.experts.texts import documents
+from weft.cli.model.trained import open_trained
+from weft.cli.serve.composed import composed_at, load_composed
+from weft.cli.serve.loading import How
+from weft.compose.paths.features import features
+from weft.compose.paths.folder import SEED, TRAINED, called, path_of, read_shared, shard_of
+from weft.compose.paths.levels import Module
+from weft.compose.paths.serving import Paths
+from weft.engine.draw import Drawing
+from weft.engine.engine import Wanted
+from weft.errors import ConfigError
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    lines = [json.dumps({"name": each.name, "text": each.text}) for each in documents(40)]
+    (tmp_path / "text.jsonl").write_text("\n".join(lines))
+    return tmp_path / "text.jsonl"
+
+
+@pytest.fixture
+def folder(weft: Weft, home: Path, text: Path, tmp_path: Path) -> Path:
+    write(home, "seed", 1)
+    line = ("compose", "route", "seed", tmp_path / "talk", "--data", text, "--levels", "2", "--seq-len", "32")
+    answer = weft(*line, "--rounds", "3", "--steps", "2")
+    assert answer.code == 0, answer.err
+    assert "path 0: " in answer.err
+    return tmp_path / "talk"
+
+
+def test_each_document_goes_the_path_that_the_router_says(folder: Path, home: Path, text: Path) -> None:
+    shared, router = read_shared(folder)
+    assert (shared.name, shared.steps, shared.rounds, shared.seq_len) == ("talk", 2, 3, 32)
+    there = open_trained(str(folder / SEED), home)
+    number, all_names = 0, list[str]()
+    for number, way in enumerate(shared.cut.paths):
+        train, held = (
+            [json.loads(line) for line in (folder / shard_of(way, is_heldout=side)).read_text().splitlines()]
+            for side in (False, True)
+        )
+        assert len(train) == shared.documents[number]
+        z = features(there.on("cpu"), [WORDS.encode(each["text"])[:32] for each in [*train, *held]])
+        near = (router.best(z) == number).mean()
+        assert near > 0.7  # but for those that a path with too few was given
+        all_names += [each["name"] for each in [*train, *held]]
+    assert len(set(all_names)) == len(all_names) == len(documents(40))
+
+
+def test_runs_of_modules_follow_from_the_folder(folder: Path) -> None:
+    shared, _ = read_shared(folder)
+    modules = shared.cut.modules
+    assert [called(module) for module in modules] == ["0.0", "0.1", "1.0"]  # the ends last
+    ends = shared.run_of(Module(1, 0))
+    assert (ends.peers, ends.name) == (2, "talk-1.0")
+    method = ends.method
+    assert method.lr == pytest.approx(0.7 * 2**0.5)  # type: ignore[union-attr]
+    weights = [shared.weight(way) for way in shared.cut.paths]
+    assert max(weights) == 1000
+    assert ends.samples == 3 * 2 * sum(weights)
+    assert shared.founder(Module(1, 0)) == (0,)
+    alone = shared.run_of(Module(0, 1))
+    assert (alone.peers, alone.method.lr) == (1, pytest.approx(0.7))  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match="is no path"):
+        path_of("0.1", shared.cut)
+
+
+def test_a_path_that_would_begin_a_module_of_others_is_refused(weft: Weft, folder: Path, tmp_path: Path) -> None:
+    answer = weft("compose", "path", folder, "1")
+    assert answer.code == 2
+    assert "module 1.0 is begun by path 0" in answer.err
+    (tmp_path / "tickets").write_text("1.0 nothing\n")
+    assert "is no module and its ticket" in weft("compose", "path", folder, "1", "--tickets", tmp_path / "tickets").err
+    (folder / TRAINED / "0").mkdir(parents=True)
+    assert "the path is trained" in weft("compose", "path", folder, "0").err
+
+
+def test_a_folder_that_was_altered_is_refused(folder: Path) -> None:
+    record = json.loads((folder / "paths.json").read_text())
+    (folder / "paths.json").write_text(json.dumps(record | {"router": "ab" * 32}))
+    with pytest.raises(ConfigError, match="another router"):
+        read_shared(folder)
+    (folder / "router.bin").write_bytes(b"torn")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_shared(folder)
+    (folder / "paths.json").unlink()
+    with pytest.raises(ConfigError, match="weft compose route"):
+        read_shared(folder)
+
+
+async def test_each_text_is_drawn_by_its_path(weft: Weft, folder: Path, home: Path) -> None:
+    place = composed_at(str(folder), home)
+    assert place == folder
+    with pytest.raises(ConfigError, match="lacks 0, 1"):
+        load_composed(folder, "", How(device="cpu"), home)
+    for number, name in enumerate(("0", "1")):
+        made = write(home, f"trained-{name}", 20 + number)
+        assert made.model.num_layers == 1
+        shutil.copytree(home / "members" / f"trained-{name}", folder / TRAINED / name)
+    loaded = load_composed(folder, "", How(device="cpu", cache="1MB", numbers="fp32"), home)  # type: ignore[arg-type]
+    engine = loaded.model.engine
+    assert isinstance(engine, Paths)
+    shared, router = read_shared(folder)
+    seed = open_trained(str(folder / SEED), home).on("cpu")
+    try:
+        chosen = set()
+        for each in documents(6):
+            prompt = [int(token) for token in WORDS.encode(each.text[:40])]
+            number = int(router.best(features(seed, [np.array(prompt[:32])]))[0])
+            assert engine.path_of(prompt) == shared.cut.paths[number]
+            chosen.add(number)
+            text = engine.begin(Wanted("key", tuple(prompt), 3, Drawing(temperature=0.0)))
+            drawn = [token.token async for token in text]
+            tokens = list(prompt)
+            model = open_trained(str(folder / TRAINED / str(number)), home).on("cpu")
+            for token in drawn:
+                assert token == int(model(torch.tensor([tokens]))[0, -1].argmax())
+                tokens.append(token)
+        assert chosen == {0, 1}
+        assert engine.totals.num_drawn == 3 * len(documents(6))
+    finally:
+        engine.close()
