@@ -53,17 +53,21 @@ _GROUPS = {  # as `weft --help` shows the verbs
 _WITHOUT_HOME = "chat"  # home is given with it out of habit: to say each time that nothing of it is used helps nobody
 _HELP = {"-h", "--help"}
 # oneDNN compiles a matmul for each shape that it meets, and keeps the last thousand; what torch puts above it keeps a
-# thousand more. Texts come in as many shapes, and a server grew by half a gigabyte. With fewer it was no slower
-# (docs/log.md). Whoever sets a variable is left it.
-_KEPT_MATMULS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
+# thousand more. Texts come in as many shapes, and a server grew by half a gigabyte. With fewer it was no slower.
+#
+# Threads that wait for each other at the end of a product sleep. Else they spin: where another program has one of the
+# cores, all of them spin until it is given back, and a product takes up to sixty times as long.
+#
+# Both in docs/log.md. Whoever sets a variable is left it.
+_FOR_TORCH = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128", "OMP_WAIT_POLICY": "PASSIVE"}
 _USAGE: type[BaseException] = typer.BadParameter.__mro__[1]  # UsageError, which lies elsewhere in every typer
 
 
 def main() -> None:
     """Run the command line of this process and exit."""
     streams.prepare()
-    for name, num in _KEPT_MATMULS.items():
-        os.environ.setdefault(name, num)
+    for name, value in _FOR_TORCH.items():
+        os.environ.setdefault(name, value)
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()

@@ -101,6 +101,20 @@ def test_neither_torch_nor_rich_tables_are_needed_to_refuse_a_ticket() -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
+@pytest.mark.parametrize(("given", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_threads_that_wait_sleep_unless_it_is_said_otherwise(given: dict[str, str], policy: str) -> None:
+    program = (
+        "import os, sys; from weft.cli import main as it\n"
+        "it.run = lambda _: print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules) or 0\n"
+        "it.main()"
+    )
+    without = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    env = without | given | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-P", "-c", program]
+    said = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said == f"{policy} False\n"  # before torch reads it
+
+
 def test_the_home_may_come_from_the_environment(weft: Weft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_HOME", str(tmp_path / "elsewhere"))
     assert weft("keys", "new").code == 0
