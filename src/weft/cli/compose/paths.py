@@ -23,7 +23,7 @@ from weft.cli.settings import Machine, Transports, check_transports, machine_set
 from weft.cli.terminal import WorkLine, say_loading, tell
 from weft.clock import SystemClock
 from weft.dashboard import figures
-from weft.errors import ConfigError
+from weft.errors import ConfigError, PeerError
 from weft.ids import several
 from weft.progress import Meter
 
@@ -157,12 +157,15 @@ def path(
 
     from weft.cli.model.trained import open_trained, place
     from weft.compose.paths.folder import SEED
+    from weft.compose.space import numbers_digest
     from weft.library.given import Machine as Library
     from weft.library.sync import Sync
     from weft.model.flat import layout, over
     from weft.model.transformer import Transformer
 
     begun = open_trained(str(folder / SEED), home_of(context))
+    if numbers_digest(begun.vector) != shared.seed_model:
+        raise ConfigError(f"{folder / SEED}: another model than the paths begin as. Copy the folder again.")
     windows = _windows(folder, mine, shared, begun.tokenizer)
     with torch.device("meta"):
         model = Transformer(shared.model)
@@ -197,6 +200,7 @@ def _train(
     Args:
         parts: the tensors of each module, in the path's model.
     """
+    from weft.compose.paths.folder import called
     from weft.compose.paths.play import InnerStepsConfig, Steps
     from weft.rng import stream
     from weft.sync.method.schedule import CosineConfig
@@ -221,7 +225,7 @@ def _train(
             within += 1
             for module in list(there):
                 if not there[module].step(weight, loss):
-                    del there[module]
+                    _require_complete(called(module), there.pop(module))
                     final[module] = [each.clone() for each in parts[module]]
             for module, numbers in final.items():  # of which no step changes anything any more
                 for each, kept in zip(parts[module], numbers, strict=True):
@@ -230,6 +234,19 @@ def _train(
         for sync in syncs.values():
             sync.close(error)
         raise
+
+
+def _require_complete(module: str, sync: "Sync") -> None:
+    """
+    Raises:
+        PeerError: this peer had to leave the run of a module before that was complete.
+    """
+    if sync.outcome is None or sync.outcome.reason != "complete":
+        why = "it ended" if sync.outcome is None else sync.outcome.reason
+        raise PeerError(
+            f"module {module}: this peer left its run before that was complete ({why}), so the path is not written. "
+            "Start the same command again: it goes on from what was saved."
+        )
 
 
 def _tensor(flat: "FlatModel", name: str) -> Any:

@@ -82,6 +82,10 @@ def test_a_path_that_would_begin_a_module_of_others_is_refused(weft: Weft, folde
     assert "module 1.0 is begun by path 0" in answer.err
     (tmp_path / "tickets").write_text("1.0 nothing\n")
     assert "is no module and its ticket" in weft("compose", "path", folder, "1", "--tickets", tmp_path / "tickets").err
+    write(tmp_path / "home", "other", 2)
+    shutil.move(folder / "seed", folder / "before")
+    shutil.copytree(tmp_path / "home" / "members" / "other", folder / "seed")
+    assert "another model than the paths begin as" in weft("compose", "path", folder, "0").err
     (folder / TRAINED / "0").mkdir(parents=True)
     assert "the path is trained" in weft("compose", "path", folder, "0").err
 
