@@ -48,6 +48,20 @@ RUN = run_of(
 )
 LOCAL = ("--threads", "1", "--host", "127.0.0.1", "--transports", "tls", "--device", "cpu")
 START_S, COMMIT_S, STOP_S = 120.0, 90.0, 25.0
+TYPED_S = 240.0  # within which a command that trains a little ends
+
+
+def typed(home: Path, folder: Path, *arguments: str | Path, enter: tuple[str, ...] = ()) -> str:
+    """Return what a command prints; one that fails, or does not end, fails the test.
+
+    Args:
+        folder: where it is typed.
+        enter: what runs it in a network of its own.
+    """
+    command = [*enter, sys.executable, "-P", "-m", "weft", "--home", str(home), *map(str, arguments)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=TYPED_S, check=False, cwd=folder)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
 
 
 class Shell:

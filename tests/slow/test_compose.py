@@ -1,8 +1,6 @@
 """Four machines that nothing connects train a member each; a fifth puts two of them on each other, and serves them."""
 
 import json
-import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -10,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from slow.shell import LOCAL, START_S, Shell
+from slow.shell import LOCAL, START_S, Shell, typed
 from weft.cli.model.trained import open_trained
 from weft.compose.composed import Stacked, read_composed, read_stack
 from weft.compose.member import read_member
@@ -20,7 +18,7 @@ from weft.events import LinkUp
 pytestmark = pytest.mark.slow
 
 ALONE = ("unshare", "-n", "bash", "-c", 'ip link set lo up; exec "$@"', "alone")  # a network of its own, of nobody else
-COMMAND_S, PORT = 240, 8321
+PORT = 8321
 KINDS = {
     "code": "def f{n}(x):\n    return x + {n}\n",
     "tables": "{n},{n}0,name {n}\n",
@@ -55,10 +53,7 @@ def text(*kinds: str, first: int = 0, num: int = 4000) -> str:
 
 
 def weft(home: Path, *arguments: str | Path) -> str:
-    command = [*ALONE, sys.executable, "-P", "-m", "weft", "--home", str(home), *map(str, arguments)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False, cwd=home.parent)
-    assert found.returncode == 0, found.stdout + found.stderr
-    return found.stdout
+    return typed(home, home.parent, *arguments, enter=ALONE)
 
 
 def train(shell: Shell, name: str, seed: int, model: str, words: str) -> None:

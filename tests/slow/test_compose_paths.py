@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from slow.shell import LOCAL, Shell
+from slow.shell import LOCAL, Shell, typed
 from weft.compose.paths.folder import TRAINED, path_called, path_of, read_shared
 from weft.events import RoundCommitted
 from weft.log import read_jsonl
@@ -49,13 +47,6 @@ lr = 2e-3
 """
 
 
-def weft(home: Path, folder: Path, *arguments: str | Path) -> str:
-    command = [sys.executable, "-P", "-m", "weft", "--home", str(home), *map(str, arguments)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=folder)
-    assert found.returncode == 0, found.stdout + found.stderr
-    return found.stdout
-
-
 def rounds(shell: Shell) -> int:
     """Return how many rounds the first module of a path has counted."""
     logs = shell.home.glob("paths/*/*/*/runs/*/*/log.jsonl")
@@ -88,7 +79,7 @@ def test_paths_share_their_modules_and_one_is_taken_over(shells: Callable[..., S
     maker = shells("maker")
     (maker.folder / "text.txt").write_text("".join(kind.format(n=n) for n in range(3000) for kind in KINDS))
     (maker.folder / "run.toml").write_text(RUN)
-    weft(maker.home, maker.folder, "train", "run.toml", *LOCAL)
+    typed(maker.home, maker.folder, "train", "run.toml", *LOCAL)
     documents = [
         {"name": f"{kind}-{n}", "text": "".join(KINDS[kind].format(n=at) for at in range(40 * n, 40 * n + 40))}
         for n in range(40)
@@ -97,7 +88,7 @@ def test_paths_share_their_modules_and_one_is_taken_over(shells: Callable[..., S
     (tmp_path / "text.jsonl").write_text("\n".join(map(json.dumps, documents)))
     folder, tickets = tmp_path / "talk", tmp_path / "tickets.txt"
     how = ("--levels", "2,2", "--rounds", str(ROUNDS), "--steps", "10", "--seq-len", "64", "--batch-size", "4")
-    weft(
+    typed(
         maker.home, tmp_path, "compose", "route", maker_run(maker), folder, "--data", "text.jsonl", "--lr", "1e-3", *how
     )
     tickets.touch()

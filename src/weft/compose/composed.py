@@ -79,54 +79,11 @@ class Places(Config, frozen=True, kw_only=True):
     maps: _Folder
 
 
-class Stacked(Config, frozen=True, kw_only=True, tag_field="type", tag="stack"):
-    """
-    Args:
-        members: as they came, the lowest of the stack first.
-        stack: what was made of them.
-        how: what was done to the stack, in order.
-        batch_size, seq_len: of each step.
-        flops: that all of it took, beside what the members took; the controls took as many each.
-        identity: the lowest member under layers that changed nothing, trained as the stack was.
-        continued: the best single member on dev text, trained on with as many operations as the stack.
-        best: which one that is.
-        text: what names what was trained on or chosen by.
-    """
-
-    format: int = FORMAT
-    name: _Folder
-    members: Annotated[tuple[_Folder, ...], Meta(min_length=2, max_length=64)]
-    stack: Places
-    how: tuple[AlignConfig, ...]
-    batch_size: Annotated[int, Meta(ge=1)]
-    seq_len: Annotated[int, Meta(ge=1)]
-    flops: _Num
-    identity: Places
-    continued: _Folder
-    best: _Folder
-    text: _Hex
-
-    def __post_init__(self) -> None:
-        _require(self.best in self.members, "best")
-
-    @property
-    def kind(self) -> str:
-        return "stack"
-
-    @property
-    def folders(self) -> set[str]:
-        """Return the folders without which it is not told."""
-        return {*self.members, *self.stack.members, *self.identity.members, self.continued}
-
-
-class Experts(Config, frozen=True, kw_only=True, tag_field="type", tag="experts"):
-    """Members that are asked together.
+class _Made(Config, frozen=True, kw_only=True):
+    """What is told of all that is made of members.
 
     Args:
-        weighting: by what each counts (`experts.ensemble`).
-        prior: how likely each is before anything is known.
-        top: so many of them count; None: all.
-        seq_len: of samples by which they were chosen.
+        members: folders of them, as they came.
         best: the member that was best on dev text.
         text: what names what was trained on or chosen by.
     """
@@ -134,21 +91,62 @@ class Experts(Config, frozen=True, kw_only=True, tag_field="type", tag="experts"
     format: int = FORMAT
     name: _Folder
     members: Annotated[tuple[_Folder, ...], Meta(min_length=2, max_length=64)]
-    weighting: Literal["uniform", "posterior", "distance"]
-    prior: Annotated[tuple[Annotated[float, Meta(gt=0, le=1)], ...], Meta(max_length=64)]
-    top: Annotated[int, Meta(ge=1, le=64)] | None = None
-    seq_len: Annotated[int, Meta(ge=1)]
     best: _Folder
     text: _Hex
 
     def __post_init__(self) -> None:
         _require(self.best in self.members, "best")
-        _require(len(self.prior) == len(self.members), "prior")
-        _require((self.top or 1) <= len(self.members), "top")
 
     @property
     def kind(self) -> str:
-        return "experts"
+        return str(self.__struct_config__.tag)
+
+
+class Stacked(_Made, frozen=True, kw_only=True, tag_field="type", tag="stack"):
+    """
+    Args:
+        members: the lowest of the stack first.
+        stack: what was made of them.
+        how: what was done to the stack, in order.
+        batch_size, seq_len: of each step.
+        flops: that all of it took, beside what the members took; the controls took as many each.
+        identity: the lowest member under layers that changed nothing, trained as the stack was.
+        continued: the best single member on dev text, trained on with as many operations as the stack.
+    """
+
+    stack: Places
+    how: tuple[AlignConfig, ...]
+    batch_size: Annotated[int, Meta(ge=1)]
+    seq_len: Annotated[int, Meta(ge=1)]
+    flops: _Num
+    identity: Places
+    continued: _Folder
+
+    @property
+    def folders(self) -> set[str]:
+        """Return the folders without which it is not told."""
+        return {*self.members, *self.stack.members, *self.identity.members, self.continued}
+
+
+class Experts(_Made, frozen=True, kw_only=True, tag_field="type", tag="experts"):
+    """Members that are asked together.
+
+    Args:
+        weighting: by what each counts (`experts.ensemble`).
+        prior: how likely each is before anything is known.
+        top: so many of them count; None: all.
+        seq_len: of samples by which they were chosen.
+    """
+
+    weighting: Literal["uniform", "posterior", "distance"]
+    prior: Annotated[tuple[Annotated[float, Meta(gt=0, le=1)], ...], Meta(max_length=64)]
+    top: Annotated[int, Meta(ge=1, le=64)] | None = None
+    seq_len: Annotated[int, Meta(ge=1)]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(len(self.prior) == len(self.members), "prior")
+        _require((self.top or 1) <= len(self.members), "top")
 
     @property
     def folders(self) -> set[str]:
@@ -156,7 +154,7 @@ class Experts(Config, frozen=True, kw_only=True, tag_field="type", tag="experts"
         return set(self.members)
 
 
-class Merged(Config, frozen=True, kw_only=True, tag_field="type", tag="mixture"):
+class Merged(_Made, frozen=True, kw_only=True, tag_field="type", tag="mixture"):
     """Members that were merged to one model with a router.
 
     Args:
@@ -165,13 +163,8 @@ class Merged(Config, frozen=True, kw_only=True, tag_field="type", tag="mixture")
         flops: that all stages took, beside what the members took; the control took as many.
         mixture: the folder of the model, of the family mixtral.
         continued: the best single member on dev text, trained on with as many operations.
-        best: which one that is.
-        text: what names what was trained on or chosen by.
     """
 
-    format: int = FORMAT
-    name: _Folder
-    members: Annotated[tuple[_Folder, ...], Meta(min_length=2, max_length=64)]
     top: Annotated[int, Meta(ge=1, le=64)]
     thawed: tuple[Stage, ...]
     batch_size: Annotated[int, Meta(ge=1)]
@@ -179,15 +172,6 @@ class Merged(Config, frozen=True, kw_only=True, tag_field="type", tag="mixture")
     flops: _Num
     mixture: _Folder = "mixture"
     continued: _Folder = "continued"
-    best: _Folder
-    text: _Hex
-
-    def __post_init__(self) -> None:
-        _require(self.best in self.members, "best")
-
-    @property
-    def kind(self) -> str:
-        return "mixture"
 
     @property
     def folders(self) -> set[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.compose import evaluate, experts, merge, paths, stacks
+from weft.cli.compose.parts import AsJson
 from weft.cli.home import find_checkpoint, home_of
 from weft.cli.terminal import WorkLine, say_loading, tell
 from weft.clock import SystemClock
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 ModelName = Annotated[
     str, typer.Argument(help='Folder, or a run: its name, its digits, or "last".', show_default=False)
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs: one object.")]
 
 
 def make_app() -> typer.Typer:

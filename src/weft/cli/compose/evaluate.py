@@ -63,17 +63,17 @@ def evaluate(
         )
     whole = None if monolith is None else known_one(context, monolith)
     say_loading()
-    from weft.cli.model.trained import open_trained
+    from weft.cli.model.trained import open_words
 
-    first = open_trained(str(folder / told.members[0]), home)
-    text, _ = samples(first, data, told.seq_len, windows, unlike=told.text)
+    tokenizer, _ = open_words(str(folder / told.members[0]), home)
+    text, _ = samples(tokenizer, data, told.seq_len, windows, unlike=told.text)
     if whole is not None:
         _require_monolith(whole, folder, told)
     match told:
         case Stacked():
             report = _stack(folder, told, home, device, text, whole)
         case Experts():
-            report = _experts(folder, told, first.tokenizer, home, device, text, whole)
+            report = _experts(folder, told, tokenizer, home, device, text, whole)
         case Merged():
             report = _merged(folder, told, home, device, text, whole)
     if as_json:

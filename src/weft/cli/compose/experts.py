@@ -95,7 +95,7 @@ def mix(
         return
     folder = new_place(context, name)
     say_loading()
-    from weft.cli.model.trained import open_trained
+    from weft.cli.model.trained import open_words
     from weft.compose.composed import Experts, write_composed
     from weft.compose.controls import losses
     from weft.compose.experts.split import CLUSTERS
@@ -105,9 +105,9 @@ def mix(
     about = None if clusters is None else _clusters(clusters)
     if about is not None and about.num != len(there):
         raise ConfigError(f"{clusters} has {about.num} clusters, and these are {len(there)} members. Name one of each.")
-    first = open_trained(str(there[0].folder), home)
+    tokenizer, _ = open_words(str(there[0].folder), home)
     length = seq_len_of(told, seq_len)
-    text, named = samples(first, data, length, MOST_CHOSEN)
+    text, named = samples(tokenizer, data, length, MOST_CHOSEN)
     models = [assemble(*reader(home, device)(each.folder)) for each in there]
     here = text.to(models[0].embed.weight.device)
     alone = [float(losses(each, here).mean()) for each in models]
@@ -222,7 +222,7 @@ def _soup(home: Path, there: Sequence[Known], name: str, data: Sequence[str], se
     model, parent, on = there[0].member.model, there[0].member.parent, place(device)
     assert parent is not None  # as members of a soup have
     text, _ = samples(
-        opened[there[0].member.name], data, seq_len_of([each.member for each in there], seq_len), MOST_CHOSEN
+        opened[there[0].member.name].tokenizer, data, seq_len_of([each.member for each in there], seq_len), MOST_CHOSEN
     )
     dev, test = halves(text, on)
 

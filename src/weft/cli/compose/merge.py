@@ -99,7 +99,7 @@ def merge(
     model, parent, on = there[0].member.model, there[0].member.parent, place(device)
     assert parent is not None  # as members of one beginning have
     length, clock = seq_len_of([each.member for each in there], seq_len), SystemClock()
-    text = texts(opened[0], data, length)
+    text = texts(opened[0].tokenizer, data, length)
     alone = [float(losses(assemble(model, each.vector.to(on)), text.dev.to(on)).mean()) for each in opened]
     best = alone.index(min(alone))
     experts = [Ingredient(each.member.name, it.vector, parent) for each, it in zip(there, opened, strict=True)]

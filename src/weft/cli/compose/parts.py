@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from weft.cli.model.trained import Trained
     from weft.compose.descent import DescentConfig
     from weft.compose.member import Member
     from weft.data.rows import Batch
+    from weft.data.tokenizer import Tokenizer
     from weft.ids import Digest
     from weft.model.config import ModelConfig
 
@@ -157,7 +157,7 @@ class Texts:
     digest: "Digest"
 
 
-def texts(trained: "Trained", paths: Sequence[str], seq_len: int) -> Texts:
+def texts(tokenizer: "Tokenizer", paths: Sequence[str], seq_len: int) -> Texts:
     """Return text to train on, and a tenth of it to choose by.
 
     Raises:
@@ -170,7 +170,7 @@ def texts(trained: "Trained", paths: Sequence[str], seq_len: int) -> Texts:
     from weft.cli.model.eval import text_of
     from weft.data import rows
 
-    ids = text_of(trained, paths, seq_len).ids.astype(np.int64)
+    ids = text_of(tokenizer, paths, seq_len).ids.astype(np.int64)
     size = seq_len + 1
     num = len(ids) // size
     if num < 2:
@@ -186,7 +186,7 @@ def texts(trained: "Trained", paths: Sequence[str], seq_len: int) -> Texts:
 
 
 def samples(
-    trained: "Trained", paths: Sequence[str], seq_len: int, most: int, unlike: str | None = None
+    tokenizer: "Tokenizer", paths: Sequence[str], seq_len: int, most: int, unlike: str | None = None
 ) -> "tuple[Batch, Digest]":
     """Return text as samples, spread evenly over it, and what names it.
 
@@ -202,7 +202,7 @@ def samples(
 
     from weft.cli.model.eval import text_of
 
-    ids = text_of(trained, paths, seq_len).ids.astype(np.int64)
+    ids = text_of(tokenizer, paths, seq_len).ids.astype(np.int64)
     if (found := _digest(ids)) == unlike:
         raise ConfigError(
             "--data: this text was trained on, or chosen by: what is measured on it says little. Name other text."

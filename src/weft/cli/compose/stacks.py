@@ -147,7 +147,7 @@ def align(
     length = seq_len_of([each.member for each in there], seq_len)
     space, bodies = opened[0].space, tuple(each.body for each in opened)
     work = _work(space, bodies, seam, ways, training_of(steps, lr), batch_size, length)
-    text, on, clock = texts(opened[0].trained, data, length), space.embed.device, SystemClock()
+    text, on, clock = texts(opened[0].trained.tokenizer, data, length), space.embed.device, SystemClock()
     best = best_of(work, text.dev.to(on))
     shelf = Shelf(begun(home, name), clock)
     shelf.open(work.digest(digest(f"{text.digest} {seed}".encode())))
@@ -178,7 +178,7 @@ def select(
     opened = [_opened(each, home, device) for each in there]
     length = seq_len_of([each.member for each in there], seq_len)
     space, bodies = opened[0].space, {each.known.member.name: each.body for each in opened}
-    text, _ = samples(opened[0].trained, data, length, MOST_CHOSEN)
+    text, _ = samples(opened[0].trained.tokenizer, data, length, MOST_CHOSEN)
     dev, test = halves(text, space.embed.device)
     pairs = matrix(space, bodies, dev)
     found = search(space, bodies, (dev, test), min(depth, len(bodies)), beam)
@@ -232,12 +232,14 @@ def export(
     if not isinstance(told, Stacked):
         raise ConfigError(f"{told.name} is several models that are asked together, no single one: weft serve {model}")
     say_loading()
-    from weft.cli.model.trained import open_trained
+    from weft.cli.model.trained import Trained, open_words
     from weft.compose.composed import read_stack
     from weft.compose.stacks.stack import whole
 
     config, vector = whole(read_stack(folder, told.stack, reader(home, "cpu")))
-    trained = replace(open_trained(str(folder / told.members[0]), home), config=config, vector=vector)
+    first = folder / told.members[0]
+    tokenizer, came_with = open_words(str(first), home)
+    trained = Trained(first, config, vector, tokenizer, None, came_with=came_with)
     with Meter("writing", "B", WorkLine(), SystemClock(), 4 * vector.numel()) as meter:
         trained.export(target, "float32", meter.add)
     typer.echo(str(target))

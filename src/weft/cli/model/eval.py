@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from weft.cli.model.trained import Trained
     from weft.data.rows import Batch
     from weft.data.store import DataIndex, ShardStore
+    from weft.data.tokenizer import Tokenizer
     from weft.model.transformer import Transformer
     from weft.run.config import RunConfig
     from weft.training.learner import Measured
@@ -235,18 +236,18 @@ def _given(trained: "Trained", paths: Sequence[str], given: str, home: Path) -> 
 
     seq_len = min(trained.config.max_seq_len, _MAX_WINDOW) if trained.run is None else trained.run.train.seq_len
     if isinstance(own_source(paths), TextSource):
-        return text_of(trained, paths, seq_len)
+        return text_of(trained.tokenizer, paths, seq_len)
     has_text = trained.run is None or not trained.run.data.has_rows
     kind = kind_of_rows(paths, Path.cwd(), has_text=has_text)
     if kind is None:
-        return text_of(trained, paths, seq_len)
+        return text_of(trained.tokenizer, paths, seq_len)
     return _conversations(trained, paths, seq_len, given, home, are_pairs=kind == "preferences")
 
 
-def text_of(trained: "Trained", paths: Sequence[str], seq_len: int) -> Text:
+def text_of(tokenizer: "Tokenizer", paths: Sequence[str], seq_len: int) -> Text:
     import numpy as np
 
-    end = trained.tokenizer.end_of_text
+    end = tokenizer.end_of_text
     parts: list[NDArray[np.integer]] = []
     nbytes = 0
     with Meter("tokenizing", "B", WorkLine(), SystemClock(), own_nbytes(paths)) as meter:
@@ -255,7 +256,7 @@ def text_of(trained: "Trained", paths: Sequence[str], seq_len: int) -> Text:
                 continue
             if parts and end is not None:
                 parts.append(np.array([end], dtype=np.uint32))
-            parts.append(trained.tokenizer.encode(document.text))
+            parts.append(tokenizer.encode(document.text))
             nbytes += (read := len(document.text.encode("utf-8", errors="replace")))
             meter.add(read)
     if not parts:
