@@ -355,8 +355,8 @@ def test_answers_of_members_name_the_run_of_the_ticket_and_their_weights(monkeyp
             answer = await http.post("/v1/completions", json={"model": "mine", "prompt": "x"})
             told.append(answer.json()["system_fingerprint"])
 
+    monkeypatch.setattr("weft.stages.asking.asking", asking)  # imports it, before what it reads tickets by is changed
     monkeypatch.setattr("weft.net.ticket.read", lambda _: SimpleNamespace(run=RunId("1f0c55aa" * 8)))
-    monkeypatch.setattr("weft.stages.asking.asking", asking)
     monkeypatch.setattr("weft.cli.serve.serve.answering", answering)
     options: Any = None
     serve_members("a ticket", "", Where(port=0), options, 0, None)
