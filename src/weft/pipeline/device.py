@@ -82,6 +82,7 @@ class Passed(Forwarded, Protocol):
 
         Raises:
             PayloadError: what another peer sent is no gradient.
+            CallFailed: the weights have changed since the forward pass.
             NotFinite: a number became NaN or infinite.
         """
         ...
@@ -130,7 +131,7 @@ def again(device: "Device", given: Given, returned: Buffer | None) -> tuple[Ways
         returned: the gradient of the output; None: the section is the last one.
 
     Raises:
-        PayloadError, NotFinite: as `Device.forward` and `Passed.backward`.
+        PayloadError, CallFailed, NotFinite: as `Device.forward` and `Passed.backward`.
     """
     passed = device.forward(given)
     assert not callable(passed.output), "of codecs that remember, nobody can compute again"

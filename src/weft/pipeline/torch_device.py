@@ -19,7 +19,7 @@ from weft.cost.pipeline import NUM_OWED
 from weft.data import rows
 from weft.data.rows import Batch
 from weft.data.store import BEGINS
-from weft.errors import NotFinite, PayloadError
+from weft.errors import CallFailed, NotFinite, PayloadError
 from weft.ids import PeerId
 from weft.model.backward import Passed, Recomputed, Recomputing, forward
 from weft.model.flat import FlatModel
@@ -82,7 +82,7 @@ class TorchDevice:
             positions = edges.positions
             return module.loss(x, edges.targets, positions) if self.section.is_last else module(x, positions=positions)
 
-        return _TorchPassed(self._pass(compute, x), edges, self.weight(given))
+        return _TorchPassed(self._pass(compute, x), edges, self.weight(given), self.model.vector)
 
     def apart(self, given: Given, returned: Buffer | None, theirs: Ways, mine: Ways) -> tuple[float, float]:
         edges = self.edges(given)
@@ -167,9 +167,11 @@ class _TorchPassed:
     """
     Args:
         weight: of its gradient.
+        vector: the parameters, which others write.
     """
 
-    def __init__(self, passed: Passed | Recomputed, edges: Edges, weight: float) -> None:
+    def __init__(self, passed: Passed | Recomputed, edges: Edges, weight: float, vector: Tensor) -> None:
+        self._vector, self._was_written = vector, vector._version
         self._passed = passed
         self._edges = edges
         self._weight = weight
@@ -181,6 +183,8 @@ class _TorchPassed:
             self.loss = finite_loss(passed.output)
 
     def backward(self, gradient: Buffer | None, member: PeerId | None = None) -> Buffer | None:
+        if self._vector._version != self._was_written:
+            raise CallFailed("the weights of its forward pass are no more: a step was made meanwhile")
         found = self._passed.input_gradient(None if gradient is None else self._edges.gradient(gradient, member))
         return None if found is None else self._edges.input_gradient(found)
 

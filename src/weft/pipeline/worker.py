@@ -484,6 +484,9 @@ class Worker:
         except (PeerError, NetError, Refused, NotFinite, ConfigError) as error:
             self._emit(MicroBatchFailed(stage=self._stage, member=sender, reason=str(error)))
             await self._link.post(sender, GivenUp(**attempt.at(self._stage)))
+        except Exception:
+            await self._link.post(sender, GivenUp(**attempt.at(self._stage)))  # whatever it is, nobody waits for it
+            raise
         finally:
             del self._taken[attempt], self._carrying[attempt]
             self._passed.discard(attempt)

@@ -7,6 +7,7 @@ import pytest
 
 from unit.pipeline.stages import FaultyLink, Member, Stages, distance
 from weft.events import HeldDropped, MicroBatchFailed
+from weft.pipeline.device import Given, PassedTogether
 from weft.pipeline.exactly_once import Attempt, BatchId, ExactlyOnce, Told
 from weft.pipeline.messages import Backward, Verdict
 from weft.pipeline.sender import Sender
@@ -170,5 +171,36 @@ def test_activations_that_are_none_are_given_up_and_another_member_tried() -> No
         await asyncio.sleep(60)
         told: Told = (await stages.round(0))[stages.of(0)[0].peer]
         assert len(told.counted) == 6
+
+    stages.run(play)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_micro_batch_whose_weights_are_written_meanwhile_is_given_up_and_computed_anew(stage: int) -> None:
+    """An outer step is made on another thread, and the member hears of it a moment later."""
+    stages = Stages()
+
+    async def play() -> None:
+        hasty = stages.of(stage)[0]
+        forward, num_written = hasty.worker._forward, 0
+
+        async def and_written(given: Given) -> PassedTogether:
+            nonlocal num_written
+            passed = await forward(given)
+            if num_written < 2:
+                num_written += 1
+                hasty.model.vector.mul_(1.0)
+            return passed
+
+        hasty.worker._forward = and_written  # type: ignore[method-assign]
+        assert len(await all_of(stages, 6)) == 12
+        assert num_written == 2
+        failed = [each for each in hasty.events if isinstance(each, MicroBatchFailed)]
+        assert len(failed) >= 2
+        assert all("weights" in each.reason for each in failed)
+        await asyncio.sleep(60)
+        for _ in range(2):  # what was held is assigned by the first, and brought to the second
+            await stages.round(stage)
+        assert distance(stages.total(stage), stages.expected(stage, batches(stages, 6))) < 1e-6
 
     stages.run(play)
