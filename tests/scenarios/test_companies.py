@@ -36,6 +36,7 @@ from weft.store.rounds import RoundsFile
 from weft.sync.method.presets import DdpConfig, DeMoConfig, DiLoCoConfig, MethodConfig, PowerSgdConfig, SparseLoCoConfig
 from weft.sync.method.schedule import ConstantConfig
 from weft.sync.proof import shown
+from weft.sync.records.messages import Manifest
 
 SEQ_LEN, BATCH = 16, 4
 LONG_S = 400.0
@@ -382,6 +383,47 @@ def test_a_member_that_comes_back_hears_how_far_the_others_are_though_they_all_w
     monkeypatch.setattr(Worker, "settled", late)
     house = play(sealed(tmp_path, num_steps=18), tmp_path, work, train_s=0.05)
     assert min(len(each.seen(RoundCommitted)) for each in house.machines if not each.is_dead) > 5
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stage", [1, *(pytest.param(each, marks=pytest.mark.slow) for each in (0, 2))])
+def test_a_member_with_nothing_to_bring_waits_for_no_word_of_one_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: int
+) -> None:
+    """It waits to hear what the other member of its stage has, which has all, and is killed before it tells."""
+    announcing, nobody_brings = Conductor.announcing, Conductor._nobody_brings
+    victims, waiting = list[Machine](), set[PeerId]()
+
+    async def and_is_seen(self: Conductor, head: Manifest, is_over: Callable[[], bool]) -> bool:
+        waiting.add(self._part.channel.peer)
+        try:
+            return await nobody_brings(self, head, is_over)
+        finally:
+            waiting.discard(self._part.channel.peer)
+
+    async def or_dies(self: Conductor, payload: Digest | None) -> None:
+        machine = next((each for each in victims if each.id == self._part.channel.peer and not each.is_dead), None)
+        if machine is not None and payload is not None and len(machine.seen(RoundCommitted)) > 10:
+            while not waiting & set(self._part.channel.peers):  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.1)
+            machine.kill()
+            await asyncio.sleep(1.0)
+        await announcing(self, payload)
+
+    async def work(house: House) -> None:
+        machines = crew(house, 6)
+        await rounds(machines[0], 8)
+        victims.append(next(each for each in machines[1:] if stage in each.company.members))
+        while not victims[0].is_dead:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.1)
+        await done(machines)
+
+    let_all_go_to(monkeypatch, victims)
+    monkeypatch.setattr(Conductor, "_nobody_brings", and_is_seen)
+    monkeypatch.setattr(Conductor, "announcing", or_dies)
+    house = play(sealed(tmp_path, num_steps=20), tmp_path, work, train_s=0.05)
+    assert victims[0].is_dead
+    assert min(len(each.seen(RoundCommitted)) for each in house.machines if not each.is_dead) > 16
 
 
 @pytest.mark.full

@@ -249,10 +249,13 @@ class Conductor:
         """
         part = self._part
         await self.announcing(None)
-        here, previous = set(head.members) & {part.channel.peer, *part.channel.peers}, digest_of(head)
+        previous = digest_of(head)
 
-        def is_known() -> bool:
-            return is_over() or self._is_announced() or self._reports.of(previous, here).keys() == here
+        def here() -> set[PeerId]:
+            return set(head.members) & {part.channel.peer, *part.channel.peers}
+
+        def is_known() -> bool:  # who dies or leaves meanwhile tells nothing any more
+            return is_over() or self._is_announced() or self._reports.of(previous, here()).keys() == here()
 
         while not is_known():
             await self._reports.ask_all(previous)  # what was told while the link was down, this peer has not heard
@@ -261,7 +264,7 @@ class Conductor:
                     await self._barrier.until(is_known)
         if is_over() or self._is_announced():
             return False
-        told = self._reports.of(previous, here)
+        told = self._reports.of(previous, here())
         await part.worker.counting.close({peer: each.told for peer, each in told.items()}, head.members)
         self._reports.forget(previous, told)
         return True
