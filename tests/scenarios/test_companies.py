@@ -15,12 +15,13 @@ from weft.clock import VirtualClock
 from weft.codec.config import Fp32Config
 from weft.data.batch import Batches
 from weft.data.corpus import CorpusConfig, TextSource
-from weft.events import Notice, RoundCommitted, StageEmpty, StageHeld, StageLeft
+from weft.events import Notice, RoundCommitted, StageEmpty, StageHeld, StageLeft, StateJoined
 from weft.ids import Digest, PeerId
 from weft.model.config import num_parameters
 from weft.model.flat import assemble, layout
+from weft.peer.join.state_transfer import StateServer
 from weft.pipeline.config import PipelineConfig
-from weft.pipeline.messages import Passing
+from weft.pipeline.messages import Forward, IsTaken, Passing
 from weft.pipeline.routing import Router
 from weft.pipeline.worker import Worker
 from weft.run.config import RunFile, ShapedModel, TrainConfig
@@ -100,6 +101,10 @@ def crew(house: House, num: int) -> list[Machine]:
 
 async def done(machines: list[Machine]) -> None:
     await asyncio.gather(*(machine.task for machine in machines if not machine.is_dead))
+
+
+def rounds_of(machine: Machine) -> list[int]:
+    return [event.round for event in machine.seen(RoundCommitted)]  # type: ignore[attr-defined]
 
 
 def whole(machines: list[Machine], run: Sealed) -> torch.Tensor:
@@ -424,6 +429,44 @@ def test_a_member_with_nothing_to_bring_waits_for_no_word_of_one_that_is_gone(
     house = play(sealed(tmp_path, num_steps=20), tmp_path, work, train_s=0.05)
     assert victims[0].is_dead
     assert min(len(each.seen(RoundCommitted)) for each in house.machines if not each.is_dead) > 16
+
+
+@pytest.mark.full
+def test_a_member_of_the_first_stage_that_is_rounds_behind_begins_nothing_more_of_a_round_long_gone_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes back by a state that was pinned before it was killed, where it is a member still. Where rounds are short
+    the others give each of its micro-batches up, and it would try again and again."""
+    on_forward = Worker.on_forward
+
+    def pinned(self: StateServer, _wanted: Digest, _present: Digest) -> Any:
+        return next(filter(self._is_replayable, self._pins), None)
+
+    async def is_of_now(self: Worker, peer: PeerId, request: Forward) -> IsTaken:
+        is_old = self._stage > 0 and request.round + 1 < self._current._at.round
+        return IsTaken(is_taken=False) if is_old else await on_forward(self, peer, request)
+
+    async def work(house: House) -> None:
+        machines = crew(house, 6)
+        await rounds(machines[0], 8)
+        first = {each.id: each for each in machines if 0 in each.company.members}
+        some_rounds = next(iter(first.values())).held[0].peer.rounds
+        assert some_rounds is not None
+        donor = first.pop(some_rounds.chain.base.keeper)  # it goes on alone
+        (victim,) = first.values()
+        await donor.held[0].peer.pin()
+        victim.kill()
+        await asyncio.sleep(15.0)
+        house.start(victim.name)
+        await asyncio.sleep(15.0)
+
+    monkeypatch.setattr(StateServer, "_at_hand", pinned)
+    monkeypatch.setattr(Worker, "on_forward", is_of_now)
+    house = play(sealed(tmp_path, num_steps=1000), tmp_path, work, train_s=0.05)
+    at = {type(event): at for at, event in reversed(house.machines[-1].events)}  # the first of each kind
+    assert at[RoundCommitted] < at[StateJoined] + 5.0
+    assert rounds_of(house.machines[-1])[0] < 12, "its state was old"
+    assert rounds_of(house.machines[-1])[-1] >= rounds_of(house.machines[1])[-1] - 1
 
 
 @pytest.mark.full

@@ -338,7 +338,9 @@ class Peer:
             leased, holder = mine.groups.leased(head), None
             if not len(leased):
                 holder, leased = leased_instead(rounds, self.peer, head)
-            await self._training.make(head, leased, self.replica.config, lambda: turn.is_hurried, holder)
+            await self._training.make(
+                head, leased, self.replica.config, lambda: turn.is_hurried, holder, lambda: rounds.is_outrun
+            )
             if self._helpers is not None:
                 self._helpers.end()
             if self._training.work is not None:

@@ -106,6 +106,7 @@ class LeaseTraining:
         config: Genesis,
         is_hurried: Callable[[], bool] = lambda: False,
         holder: PeerId | None = None,
+        is_outrun: Callable[[], bool] = lambda: False,
     ) -> None:
         """Make the inner steps that are left of what is leased after `head`, as far as there is time.
 
@@ -114,6 +115,7 @@ class LeaseTraining:
             config: as amended until `head`.
             is_hurried: asked between calls; True: what is done is enough.
             holder: whose lease it is; None: this peer's.
+            is_outrun: asked while a companion trains, which waits for others; True: they are far beyond this round.
         """
         settings = config.settings
         size = settings.batch_size
@@ -134,7 +136,7 @@ class LeaseTraining:
         while len(left := leased[self._carry.num_done * size :]) and not self._is_over():
             positions = left if is_whole else left[: self._num_at_once(settings.tokens_per_step) * size]
             if self._context.companion is not None:
-                await self._context.companion.train(head, positions, self._is_over)
+                await self._context.companion.train(head, positions, lambda: self._is_over() or is_outrun())
             await self._step(positions, head, pace, self._carry.num_done, settings.seq_len)
             if self._carry.sends_gradient or self._trainer.has_ended or is_hurried():
                 return

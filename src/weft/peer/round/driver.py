@@ -297,6 +297,11 @@ class RoundDriver:
             return False
         return not self.decided.empty() or self.timers.is_grace_half_over
 
+    @property
+    def is_outrun(self) -> bool:
+        """Whether what this peer makes for its round comes too late: it gave it up, or the others are rounds on."""
+        return not self.is_member or self.decided.qsize() > 1
+
     def keep_up(self) -> None:
         """Wait for nobody that has no vote, and give up attempts that nobody leads any more: the others' timers ran out
         before this peer's.
