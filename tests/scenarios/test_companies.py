@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -513,3 +514,26 @@ def test_a_round_goes_on_whose_only_work_went_with_a_member_that_was_killed(
     house = play(sealed(tmp_path, num_steps=20), tmp_path, work, train_s=0.05)
     assert min(len(each.seen(RoundCommitted)) for each in house.machines[:6] if not each.is_dead) > 16
     assert min(len(each.seen(RoundCommitted)) for each in house.machines if not each.is_dead) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_whoever_is_killed_at_whatever_moment_comes_back_and_trains_along(tmp_path: Path, seed: int) -> None:
+    luck = Random(seed)
+    lasts = list[float]()
+
+    async def work(house: House) -> None:
+        machines = {each.name: each for each in crew(house, 6)}
+        await rounds(machines["m0"], 8)
+        for _ in range(8):
+            name = luck.choice(sorted(machines.keys() - {"m0"}))
+            await asyncio.sleep(luck.uniform(0.1, luck.choice((0.5, 2.0, 5.0, 25.0))))
+            machines[name].kill()
+            await asyncio.sleep(luck.uniform(0.0, luck.choice((0.1, 0.5, 2.0, 15.0))))
+            machines[name], began = house.start(name), house.clock.now()
+            await rounds(machines[name], 3)
+            lasts.append(house.clock.now() - began)
+
+    play(sealed(tmp_path, num_steps=100_000), tmp_path, work, train_s=0.02, every_s=5.0)
+    assert len(lasts) == 8
+    assert max(lasts) < 30.0
