@@ -93,6 +93,7 @@ class Wanted:
         salt: who may share pages with it.
         room: priority, as a share of the queue: where it is that full, whoever has most in it makes way, or is refused.
         is_mean: the mean of the prompt's last hidden states is wanted, `Text.mean`, and nothing is drawn.
+        num_drawn: so many of the prompt's last tokens were drawn for this text before; penalties count them.
     """
 
     key: str
@@ -104,6 +105,7 @@ class Wanted:
     constraint: Constraint | None = None
     room: float = 1.0
     is_mean: bool = False
+    num_drawn: int = 0
 
 
 class Text:
@@ -125,7 +127,7 @@ class Text:
         self.began_s: float | None = None  # when its first piece was computed
         self.came_s = 0.0  # when the token was told that its reader took last
         self.busy_s = 0.0  # until when it is known to be under way, at least
-        self._cancel, self._go_on, self._clock = cancel, go_on, clock
+        self._cancel, self._go_on, self.clock = cancel, go_on, clock
         self._loop = asyncio.get_running_loop()
         self._told: asyncio.Queue[tuple[Told, float]] = asyncio.Queue()
         self._num_told = self._num_taken = 0  # tokens, each counted on one thread alone
@@ -189,7 +191,7 @@ class Text:
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Text, Told, float]]] = {}
         for text, each in told:
             text._num_told += isinstance(each, Drawn)
-            by_loop.setdefault(text._loop, []).append((text, each, text._clock.now()))
+            by_loop.setdefault(text._loop, []).append((text, each, text.clock.now()))
         for loop, some in by_loop.items():
             with suppress(RuntimeError):  # the loop has ended: nobody reads any more
                 loop.call_soon_threadsafe(Text._put, some)
@@ -409,13 +411,19 @@ class Engine:
         guesses = Guesses() if self._has_guesses and not wanted.is_mean else None
         drafts = None if self._draft is None else Worth()
         sequence = Sequence(wanted.key, list(wanted.prompt), most, wanted.salt, guesses, drafts, room=wanted.room)
-        drawing = wanted.drawing
-        counts = Counts(np.array(wanted.prompt), self.vocab_size) if drawing.has_penalties else None
+        counts = self._counts_of(wanted) if wanted.drawing.has_penalties else None
         job = self._jobs[sequence] = self._by_text[text] = _Job(text, sequence, counts)
         if len(sequence.tokens) >= most:
             self._end(job, "length")
             return
         self._schedule.add(sequence)
+
+    def _counts_of(self, wanted: Wanted) -> Counts:
+        asked = len(wanted.prompt) - wanted.num_drawn
+        counts = Counts(np.array(wanted.prompt[:asked]), self.vocab_size)
+        for token in wanted.prompt[asked:]:
+            counts.add(token)
+        return counts
 
     def _close(self, text: Text, ending: Ending | Exception) -> None:
         if (job := self._by_text.get(text)) is not None:

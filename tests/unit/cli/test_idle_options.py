@@ -224,6 +224,11 @@ TABLE: dict[str, Rows] = {
         },
         "--backend": ALWAYS,
         "--backend-key": (Refused("serve last --backend-key {machine}", "it is of --backend"),),
+        "--route-every": (
+            Refused("serve --backend vllm --route-every 9", "the server of --backend computes"),
+            Refused("serve {ticket} --route-every 9", "the run's members compute"),
+            Refused("serve last --route-every 9", "no paths"),
+        ),
     },
     "serve key add": {
         "--keys": ALWAYS,

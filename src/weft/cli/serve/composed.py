@@ -23,11 +23,10 @@ def composed_at(given: str, home: Path) -> Path | None:
     """
     from weft.compose.composed import Stacked, folder_of, read_composed
     from weft.compose.experts.mixtral import is_mixture
-    from weft.compose.paths.folder import RECORD
 
     folder = folder_of(given, home)
     if folder is None:
-        return Path(given) if is_mixture(Path(given)) or (Path(given) / RECORD).exists() else None
+        return Path(given) if is_mixture(Path(given)) or has_paths(Path(given)) else None
     told = read_composed(folder)
     if isinstance(told, Stacked):
         raise ConfigError(
@@ -36,19 +35,27 @@ def composed_at(given: str, home: Path) -> Path | None:
     return folder
 
 
-def load_composed(folder: Path, name: str, how: How, home: Path) -> Loaded:
+def has_paths(folder: Path) -> bool:
+    from weft.compose.paths.folder import RECORD
+
+    return (folder / RECORD).exists()
+
+
+def load_composed(folder: Path, name: str, how: How, home: Path, every: int | None = None) -> Loaded:
     """Put experts, a mixture or paths on this machine.
+
+    Args:
+        every: tokens after which a text is routed to a path again; None: never.
 
     Raises:
         ConfigError: no such device, more context than the models read, or the folder is not whole.
         TooLarge: no room.
     """
     from weft.compose.composed import COMPOSED, Experts, Merged, read_composed
-    from weft.compose.paths.folder import RECORD
 
     called = name or folder.resolve().name
-    if (folder / RECORD).exists():
-        return _paths(folder, called, how, home)
+    if has_paths(folder):
+        return _paths(folder, called, how, home, every)
     if not (folder / COMPOSED).exists():
         return _mixture(folder, called, how)
     told = read_composed(folder)
@@ -114,7 +121,7 @@ def _mixture(folder: Path, name: str, how: How) -> Loaded:
     )
 
 
-def _paths(folder: Path, name: str, how: How, home: Path) -> Loaded:
+def _paths(folder: Path, name: str, how: How, home: Path, every: int | None) -> Loaded:
     from weft.cli.model.trained import open_trained, place
     from weft.compose.paths.folder import SEED, TRAINED, path_called, read_shared
     from weft.compose.paths.serving import Paths
@@ -141,11 +148,12 @@ def _paths(folder: Path, name: str, how: How, home: Path) -> Loaded:
         engines = {
             way: engine_of(each.config, each.vector, here, planned, context, on_step) for way, each in trained.items()
         }
-        return Paths(engines, ways, begun.on(how.device), router)
+        return Paths(engines, ways, begun.on(how.device), router, every)
 
-    prints = digest("".join([router.digest, *(each.fingerprint(kind) for each in trained.values())]).encode())
+    prints = [router.digest, *(each.fingerprint(kind) for each in trained.values()), *([f"{every}"] if every else [])]
     made_at = max(int(each.made_at) for each in trained.values())
-    return _loaded(name, engine, planned, (begun.tokenizer, begun.came_with), made_at, prints)
+    print_of_all = digest("".join(prints).encode())
+    return _loaded(name, engine, planned, (begun.tokenizer, begun.came_with), made_at, print_of_all)
 
 
 def _loaded(

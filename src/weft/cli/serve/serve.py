@@ -25,7 +25,7 @@ from weft.cli.home import find_checkpoint, home_of
 from weft.cli.listener import LOCAL, address, listen
 from weft.cli.options import nbytes, spread, ticket_or_none, ticket_text
 from weft.cli.process import run_loop
-from weft.cli.serve.composed import composed_at, load_composed
+from weft.cli.serve.composed import composed_at, has_paths, load_composed
 from weft.cli.serve.loading import How, Loaded, load
 from weft.cli.settings import Machine, Transports, check_transports, machine_settings, refuse_idle
 from weft.cli.terminal import tell
@@ -56,6 +56,7 @@ GIVEN_UP = (
 ENDS_S = 3
 SWITCH_S = 1e-3  # after which the thread that draws lets requests be read, and refused; Python's own 5 ms add to each
 MOVES_S = 10.0
+WITHOUT_PATHS = "this model has no paths of which one is chosen"
 
 
 @dataclass(frozen=True)
@@ -113,24 +114,36 @@ def serve(
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="What requests call the model. Default: the run's or the folder's.")] = "",
+    route_every: Annotated[
+        int | None,
+        typer.Option(
+            help="Of paths that were trained together: choose a text's path again after so many tokens, by the newest. "
+            "A new path reads the text so far. Default: once, by the first tokens.",
+            min=2,
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Answer over the OpenAI API, and show a page to chat with the model. Ctrl-C ends it."""
     keys = keys_of(where)
     if behind.backend is not None:
-        refuse_idle(context, "the server of --backend computes", *names_of(How), *names_of(Asking))
+        refuse_idle(context, "the server of --backend computes", *names_of(How), *names_of(Asking), "route_every")
         serve_backend(behind, model, name, where, keys)
         return
     refuse_idle(context, "it is of --backend", "backend_key")
     if (ticket := ticket_in(model)) is not None:
-        mine = [each for each in names_of(How) if each != "max_context"]
+        mine = [each for each in (*names_of(How), "route_every") if each != "max_context"]
         refuse_idle(context, "the run's members compute, and this machine asks them", *mine)
         serve_members(ticket, name, where, options_of(asks, home_of(context)), how.max_context, keys)
         return
     refuse_idle(context, "this machine computes, and asks nobody", *names_of(Asking))
     if model is not None and (folder := composed_at(model, home_of(context))) is not None:
         refuse_idle(context, "no draft model guesses for several experts", "draft")
-        serve_loaded(lambda: load_composed(folder, name, how, home_of(context)), where, keys)
+        if not has_paths(folder):
+            refuse_idle(context, WITHOUT_PATHS, "route_every")
+        serve_loaded(lambda: load_composed(folder, name, how, home_of(context), route_every), where, keys)
         return
+    refuse_idle(context, WITHOUT_PATHS, "route_every")
     if model is None:
         raise ConfigError(
             'which model? Give a folder, or a run by its name or digits; "last" is the one trained last. Or a ticket '

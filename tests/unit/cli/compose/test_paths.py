@@ -2,11 +2,14 @@
 
 import json
 import shutil
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from unit.cli.compose.made import WORDS, write
 from unit.cli.small import Weft
@@ -15,12 +18,14 @@ from weft.cli.model.trained import open_trained
 from weft.cli.serve.composed import composed_at, load_composed
 from weft.cli.serve.loading import How
 from weft.compose.paths.features import features
-from weft.compose.paths.folder import SEED, TRAINED, called, path_of, read_shared, shard_of
+from weft.compose.paths.folder import SEED, TRAINED, called, path_called, path_of, read_shared, shard_of
 from weft.compose.paths.levels import Module
+from weft.compose.paths.reading import Reader
 from weft.compose.paths.serving import Paths
 from weft.engine.draw import Drawing
-from weft.engine.engine import Wanted
+from weft.engine.engine import Serves, Wanted
 from weft.errors import ConfigError
+from weft.inference.sample import Sampling
 
 
 @pytest.fixture
@@ -103,16 +108,26 @@ def test_a_folder_that_was_altered_is_refused(folder: Path) -> None:
         read_shared(folder)
 
 
-async def test_each_text_is_drawn_by_its_path(weft: Weft, folder: Path, home: Path) -> None:
-    place = composed_at(str(folder), home)
-    assert place == folder
-    with pytest.raises(ConfigError, match="lacks 0, 1"):
-        load_composed(folder, "", How(device="cpu"), home)
+@pytest.fixture
+def trained(folder: Path, home: Path) -> Path:
     for number, name in enumerate(("0", "1")):
-        made = write(home, f"trained-{name}", 20 + number)
-        assert made.model.num_layers == 1
+        assert write(home, f"trained-{name}", 20 + number).model.num_layers == 1
         shutil.copytree(home / "members" / f"trained-{name}", folder / TRAINED / name)
-    loaded = load_composed(folder, "", How(device="cpu", cache="1MB", numbers="fp32"), home)  # type: ignore[arg-type]
+    return folder
+
+
+HOW = How(device="cpu", cache="1MB", numbers="fp32")  # type: ignore[arg-type]
+
+
+def test_paths_that_are_not_all_trained_are_not_served(folder: Path, home: Path) -> None:
+    with pytest.raises(ConfigError, match="lacks 0, 1"):
+        load_composed(folder, "", HOW, home)
+
+
+async def test_each_text_is_drawn_by_its_path(trained: Path, home: Path) -> None:
+    folder = trained
+    assert composed_at(str(folder), home) == folder
+    loaded = load_composed(folder, "", HOW, home)
     engine = loaded.model.engine
     assert isinstance(engine, Paths)
     shared, router = read_shared(folder)
@@ -135,3 +150,83 @@ async def test_each_text_is_drawn_by_its_path(weft: Weft, folder: Path, home: Pa
         assert engine.totals.num_drawn == 3 * len(documents(6))
     finally:
         engine.close()
+
+
+EVERY = 8
+
+
+async def drawn_by(engine: Serves, wanted: Wanted) -> list[int]:
+    text = engine.begin(wanted)
+    tokens = [token.token async for token in text]
+    assert text.ended == "length"
+    return tokens
+
+
+async def test_a_text_that_is_routed_again_is_that_of_the_reader(trained: Path, home: Path) -> None:
+    engine = load_composed(trained, "", HOW, home, EVERY).model.engine
+    shared, router = read_shared(trained)
+    seed = open_trained(str(trained / SEED), home)
+    models = {way: open_trained(str(trained / TRAINED / path_called(way)), home).on("cpu") for way in shared.cut.paths}
+    reader = Reader(shared.cut, models.__getitem__, seed.vector, router, EVERY)
+    num_changed = 0
+    try:
+        for number, each in enumerate(documents(6)):
+            prompt = [int(token) for token in WORDS.encode(each.text[: 20 + number])]
+            greedy = Sampling(temperature=0.0, max_new_tokens=24)
+            expected = list(reader.write(prompt, greedy, np.random.default_rng(1)))
+            wanted = Wanted("key", tuple(prompt), 24, Drawing(temperature=0.0))
+            assert await drawn_by(engine, wanted) == [token for token, _ in expected]
+            num_changed += sum(one != other for (_, one), (_, other) in pairwise(expected))
+        assert num_changed, "some of them change their path"
+    finally:
+        engine.close()
+
+
+async def test_what_was_drawn_counts_on_whatever_path_goes_on(folder: Path, home: Path) -> None:
+    """Penalties, seeds and forms: of paths that are one model a text is the same, however often it is routed."""
+    for name in ("0", "1"):
+        write(home, f"trained-{name}", 20)
+        shutil.copytree(home / "members" / f"trained-{name}", folder / TRAINED / name)
+    prompt, texts = tuple(int(token) for token in WORDS.encode("who was it? ")), list[list[int]]()
+    drawing = Drawing(temperature=0.8, seed=bytes(32), frequency=0.7, presence=0.2, repetition=1.2)
+    for every in (None, EVERY):
+        engine = load_composed(folder, "", HOW, home, every).model.engine
+        try:
+            form = Alternately(WORDS.encode("abc"), engine.vocab_size)
+            texts.append(await drawn_by(engine, Wanted("key", prompt, 40, drawing)))
+            texts.append(await drawn_by(engine, Wanted("key", prompt, 40, drawing, constraint=form)))
+        finally:
+            engine.close()
+    free, formed, routed, routed_formed = texts
+    assert (len(free), len(formed)) == (40, 40)
+    assert (routed, routed_formed) == (free, formed)
+    assert formed != free
+
+
+async def test_a_text_that_is_routed_again_ends_when_it_is_given_up(trained: Path, home: Path) -> None:
+    engine = load_composed(trained, "", HOW, home, EVERY).model.engine
+    try:
+        text = engine.begin(Wanted("key", (1, 2, 3), 200, Drawing(temperature=0.0)))
+        tokens = [await anext(text) for _ in range(2 * EVERY)]
+        text.cancel()
+        tokens += [token async for token in text]
+        assert text.ended == "cancelled"
+        assert len(tokens) <= 3 * EVERY
+        assert text.began_s is not None
+    finally:
+        engine.close()
+
+
+class Alternately:
+    """Allows some tokens, and none twice in a row."""
+
+    def __init__(self, tokens: Sequence[int], vocab_size: int) -> None:
+        self._tokens, self._vocab_size, self._last = tokens, vocab_size, -1
+
+    def allowed(self) -> NDArray[np.bool_]:
+        found = np.zeros(self._vocab_size, dtype=np.bool_)
+        found[[each for each in self._tokens if each != self._last]] = True
+        return found
+
+    def take(self, token: int) -> None:
+        self._last = token
