@@ -7,8 +7,11 @@
                   continued        the best single, trained on with as many operations as the stack
                   monolith         one model, trained with all operations that members and stack took
 
+                  seed             what all paths began as
+
 Experts that are asked together have no training of their own, so they are told beside the first two and the last. A
-mixture has no layers that could change nothing, and is told beside the others.
+mixture has no layers that could change nothing, and is told beside the others. Paths are told beside the best of them,
+chosen on the same text, the last but one, and what they began as.
 
 Differences are paired: of the same sequences, with the standard error of their mean. Below `TIE` nats, or two standard
 errors, they are ties.
@@ -31,10 +34,11 @@ from weft.errors import ConfigError
 
 TIE = 0.015
 
-Control = Literal["best single", "ensemble", "identity", "continued", "monolith"]
+Control = Literal["best single", "ensemble", "identity", "continued", "monolith", "seed"]
 OF_STACKS: tuple[Control, ...] = ("best single", "ensemble", "identity", "continued", "monolith")
 OF_EXPERTS: tuple[Control, ...] = ("best single", "ensemble", "monolith")
 OF_MIXTURES: tuple[Control, ...] = ("best single", "ensemble", "continued", "monolith")
+OF_PATHS: tuple[Control, ...] = ("best single", "seed", "monolith")
 
 Losses = Float32[Tensor, " sequences"]
 

@@ -298,7 +298,8 @@ TABLE: dict[str, Rows] = {
     ),
     "compose path": dict.fromkeys(("--tickets", "--device", "--transports", "--machine"), ALWAYS),
     "compose evaluate": {
-        **dict.fromkeys(("--data", "--monolith", "--no-monolith", "--windows", "--device", "--json"), ALWAYS)
+        **dict.fromkeys(("--data", "--monolith", "--no-monolith", "--windows", "--device", "--json"), ALWAYS),
+        "--route-every": (Refused("compose evaluate x --data x.txt --no-monolith --route-every 9", "it is of paths"),),
     },
     "compose export": {},
     "compose remove": {},

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.compose.parts import AsJson, Device, HeldOut, Known, ModelName, known_one, reader, samples
+from weft.cli.compose.routed import Routed, measured
 from weft.cli.home import home_of
+from weft.cli.settings import refuse_idle
 from weft.cli.terminal import say_loading
 from weft.errors import ConfigError
 from weft.ids import several
@@ -28,6 +30,7 @@ _SAID: "dict[Control, str]" = {
     "identity": "layers that change nothing, trained alike",
     "continued": "best single member, trained on",
     "monolith": "one model, trained whole",
+    "seed": "what all paths began as",
 }
 
 
@@ -44,23 +47,33 @@ def evaluate(
     ] = None,
     no_monolith: Annotated[bool, typer.Option("--no-monolith", help="There is none, and the report says so.")] = False,
     windows: Annotated[int, typer.Option(help="Number of samples, spread evenly over the text; 0: all.", min=0)] = 0,
+    route_every: Annotated[
+        int | None,
+        typer.Option(
+            help="Of paths: choose each text's path again after so many tokens. Default: once.",
+            min=2,
+            show_default=False,
+        ),
+    ] = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Print the loss of a composed model beside its controls."""
     from weft.compose.composed import Experts, Merged, Stacked, find_composed, read_composed
+    from weft.compose.paths.folder import has_paths
 
     home = home_of(context)
+    if has_paths(Path(model)):
+        _require_word_of_monolith(monolith, no_monolith)
+        whole = None if monolith is None else known_one(context, monolith)
+        say_loading()
+        _tell_paths(measured(Path(model), home, data, windows, device, route_every, whole), route_every, as_json)
+        return
+    refuse_idle(context, "it is of paths", "route_every")
     folder = find_composed(model, home)
     told = read_composed(folder)
-    if (monolith is None) == (not no_monolith):
-        how = (
-            f" (`weft compose plan {' '.join(told.members)}` says how to train it)" if isinstance(told, Stacked) else ""
-        )
-        raise ConfigError(
-            f"a composed model is told beside one that was trained whole, with as much computing. Name it: --monolith "
-            f"MEMBER{how}. Or say --no-monolith: the report says then that there is none."
-        )
+    how = f" (`weft compose plan {' '.join(told.members)}` says how to train it)" if isinstance(told, Stacked) else ""
+    _require_word_of_monolith(monolith, no_monolith, how)
     whole = None if monolith is None else known_one(context, monolith)
     say_loading()
     from weft.cli.model.trained import open_words
@@ -81,8 +94,21 @@ def evaluate(
         return
     num, seq_len = text.tokens.shape
     typer.echo(f"nats a token, over {several(num, 'sample')} of {several(seq_len, 'token')}")
-    for line in _lines(told, report):
+    between = " > " if report.exits else " + "
+    for line in _lines(f"{told.name}: {between.join(told.members)}", report):
         typer.echo(line)
+
+
+def _require_word_of_monolith(monolith: str | None, no_monolith: bool, how: str = "") -> None:
+    """
+    Raises:
+        ConfigError: none is named, and nobody says that there is none; or both.
+    """
+    if (monolith is None) == (not no_monolith):
+        raise ConfigError(
+            f"a composed model is told beside one that was trained whole, with as much computing. Name it: --monolith "
+            f"MEMBER{how}. Or say --no-monolith: the report says then that there is none."
+        )
 
 
 # --- what is measured ---
@@ -231,28 +257,40 @@ def _alone(name: str) -> "Places":
 # --- what is told ---
 
 
-def _lines(told: "Composed", report: "Report") -> list[str]:
+def _tell_paths(found: Routed, every: int | None, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(_tree(found.report) | {"read": found.cost.num_read, "read_again": found.cost.num_again}))
+        return
+    scored = f"the last {several(found.num_scored, 'token')} of each: those before decide its path"
+    typer.echo(f"nats a token, over {several(found.num_samples, 'sample')}, {scored}")
+    routed = "routed once" if every is None else f"routed every {several(every, 'token')}"
+    for line in _lines(f"{found.name}: {found.num_paths} paths, {routed}", found.report):
+        typer.echo(line)
+    if found.cost.num_again:
+        share = found.cost.num_again / (found.cost.num_read - found.cost.num_again)
+        typer.echo(f"paths that take over read {share:.0%} of the text once more")
+
+
+def _lines(title: str, report: "Report") -> list[str]:
     from weft.compose.controls import paired, verdict
 
     def row(name: str, each: "Row", more: str = "") -> str:
         flops = "" if each.flops is None else f"{each.flops:.3g} operations"
         return f"{name:42} {each.loss:7.3f}  {flops:20}  {more}".rstrip()
 
-    between = " > " if report.exits else " + "
-    lines = [row(f"{told.name}: {between.join(told.members)}", report.composed)]
+    lines = [row(title, report.composed)]
     if (adds := report.adds) is not None:
         lines.append(f"  its last member adds {adds[0]:+.3f} ± {adds[1]:.3f}")
-    lines += [row(f"  after {name}", each) for name, each in zip(told.members, report.exits, strict=False)]
+    lines += [row(f"  after {each.name}", each) for each in report.exits]
     lines += [row(f"{each.name} alone", each) for each in report.members]
-    lines.append(f"controls, and how the loss of {told.name} differs from theirs")
+    lines.append(f"controls, and how the loss of {report.composed.name} differs from theirs")
     for name, each in report.controls.items():
         if each is None:
             lines.append(f"{_SAID[name]:42}    none was trained")
             continue
         away, error = paired(report.composed.losses, each.losses)
-        lines.append(
-            row(_SAID[name], each, f"{away:+.3f} ± {error:.3f}, {verdict(report.composed.losses, each.losses)}")
-        )
+        found = f"{away:+.3f} ± {error:.3f}, {verdict(report.composed.losses, each.losses)}"
+        lines.append(row(_SAID[name], each, found + _less(name, each, report.composed)))
     return lines
 
 

@@ -23,6 +23,7 @@ def composed_at(given: str, home: Path) -> Path | None:
     """
     from weft.compose.composed import Stacked, folder_of, read_composed
     from weft.compose.experts.mixtral import is_mixture
+    from weft.compose.paths.folder import has_paths
 
     folder = folder_of(given, home)
     if folder is None:
@@ -33,12 +34,6 @@ def composed_at(given: str, home: Path) -> Path | None:
             f"{told.name} is a stack. Write it as one model, and serve that: weft compose export {given} FOLDER"
         )
     return folder
-
-
-def has_paths(folder: Path) -> bool:
-    from weft.compose.paths.folder import RECORD
-
-    return (folder / RECORD).exists()
 
 
 def load_composed(folder: Path, name: str, how: How, home: Path, every: int | None = None) -> Loaded:
@@ -52,6 +47,7 @@ def load_composed(folder: Path, name: str, how: How, home: Path, every: int | No
         TooLarge: no room.
     """
     from weft.compose.composed import COMPOSED, Experts, Merged, read_composed
+    from weft.compose.paths.folder import has_paths
 
     called = name or folder.resolve().name
     if has_paths(folder):
@@ -123,32 +119,27 @@ def _mixture(folder: Path, name: str, how: How) -> Loaded:
 
 def _paths(folder: Path, name: str, how: How, home: Path, every: int | None) -> Loaded:
     from weft.cli.model.trained import open_trained, place
-    from weft.compose.paths.folder import SEED, TRAINED, path_called, read_shared
+    from weft.compose.paths.folder import SEED, read_shared, trained_folders
     from weft.compose.paths.serving import Paths
     from weft.engine.load import Beside, engine_of, free_nbytes, plan, weights_nbytes
     from weft.engine.step import page_nbytes
     from weft.wire import digest
 
     shared, router = read_shared(folder)
-    ways = shared.cut.paths
-    if missing := [path_called(way) for way in ways if not (folder / TRAINED / path_called(way)).exists()]:
-        raise ConfigError(
-            f"{folder} lacks {', '.join(missing[:8])}: not all of its paths are trained, or some lie on the machines "
-            f"that trained them. Copy their folders into {folder / TRAINED}."
-        )
+    folders = trained_folders(folder, shared)
     here, kind = place(how.device), prepared(how)
-    context, others = context_of(how, shared.model.max_seq_len), len(ways) - 1
+    context, others = context_of(how, shared.model.max_seq_len), len(folders) - 1
     a_page, weights = page_nbytes(shared.model, kind), weights_nbytes(shared.model, kind)
     beside = Beside("the other paths", others * a_page, others * weights)
     planned = plan(shared.model, here, kind, context, nbytes("--cache", how.cache), free_nbytes(here), beside)
     begun = open_trained(str(folder / SEED), home)
-    trained = {way: open_trained(str(folder / TRAINED / path_called(way)), home) for way in ways}
+    trained = {way: open_trained(str(at), home) for way, at in folders.items()}
 
     def engine(on_step: "Callable[[int, int, float], None]") -> Paths:
         engines = {
             way: engine_of(each.config, each.vector, here, planned, context, on_step) for way, each in trained.items()
         }
-        return Paths(engines, ways, begun.on(how.device), router, every)
+        return Paths(engines, shared.cut.paths, begun.on(how.device), router, every)
 
     prints = [router.digest, *(each.fingerprint(kind) for each in trained.values()), *([f"{every}"] if every else [])]
     made_at = max(int(each.made_at) for each in trained.values())

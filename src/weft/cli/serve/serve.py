@@ -25,7 +25,7 @@ from weft.cli.home import find_checkpoint, home_of
 from weft.cli.listener import LOCAL, address, listen
 from weft.cli.options import nbytes, spread, ticket_or_none, ticket_text
 from weft.cli.process import run_loop
-from weft.cli.serve.composed import composed_at, has_paths, load_composed
+from weft.cli.serve.composed import composed_at, load_composed
 from weft.cli.serve.loading import How, Loaded, load
 from weft.cli.settings import Machine, Transports, check_transports, machine_settings, refuse_idle
 from weft.cli.terminal import tell
@@ -139,6 +139,8 @@ def serve(
     refuse_idle(context, "this machine computes, and asks nobody", *names_of(Asking))
     if model is not None and (folder := composed_at(model, home_of(context))) is not None:
         refuse_idle(context, "no draft model guesses for several experts", "draft")
+        from weft.compose.paths.folder import has_paths
+
         if not has_paths(folder):
             refuse_idle(context, WITHOUT_PATHS, "route_every")
         serve_loaded(lambda: load_composed(folder, name, how, home_of(context), route_every), where, keys)

@@ -121,6 +121,25 @@ def shard_of(path: Path, *, is_heldout: bool = False) -> str:
     return f"path-{path_called(path)}{'.heldout' if is_heldout else ''}.jsonl"
 
 
+def trained_folders(folder: Folder, shared: SharedPaths) -> dict[Path, Folder]:
+    """Return where each trained path lies.
+
+    Raises:
+        ConfigError: not all are there.
+    """
+    found = {path: folder / TRAINED / path_called(path) for path in shared.cut.paths}
+    if missing := [path_called(path) for path, at in found.items() if not at.exists()]:
+        raise ConfigError(
+            f"{folder} lacks {', '.join(missing[:8])}: not all of its paths are trained, or some lie on the machines "
+            f"that trained them. Copy their folders into {folder / TRAINED}."
+        )
+    return found
+
+
+def has_paths(folder: Folder) -> bool:
+    return (folder / RECORD).exists()
+
+
 def read_shared(folder: Folder) -> tuple[SharedPaths, Router]:
     """
     Raises:

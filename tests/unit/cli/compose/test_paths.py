@@ -230,3 +230,60 @@ class Alternately:
 
     def take(self, token: int) -> None:
         self._last = token
+
+
+def test_paths_are_told_beside_each_of_them_and_what_they_began_as(
+    trained: Path, weft: Weft, home: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("".join(each.text for each in documents(30)[20:]))
+    given = ("compose", "evaluate", trained, "--data", other)
+    assert "--no-monolith" in weft(*given).err
+    reports = {}
+    for every in (None, EVERY):
+        again = () if every is None else ("--route-every", every)
+        report = json.loads(weft(*given, "--no-monolith", "--json", *again).out)
+        assert set(report["controls"]) == {"best single", "seed", "monolith"}
+        assert report["controls"]["monolith"] is None
+        alone = {each["name"]: each["loss"] for each in report["members"]}
+        assert report["controls"]["best single"]["loss"] == min(alone.values())
+        assert min(alone.values()) - 1.0 < report["loss"] < max(alone.values()) + 1.0
+        reports[every] = report
+    assert reports[None]["read_again"] == 0
+    assert reports[EVERY]["read_again"] > 0
+    assert reports[EVERY]["loss"] != reports[None]["loss"]
+    assert reports[EVERY]["members"] == [
+        each | {key: other_one[key] for key in ("difference", "error", "it_is")}
+        for each, other_one in zip(reports[None]["members"], reports[EVERY]["members"], strict=True)
+    ]
+    write(home, "large", 3)
+    answer = weft(*given, "--monolith", "large", "--route-every", EVERY)
+    assert answer.code == 0, answer.err
+    said = answer.out
+    assert "2 paths, routed every 8 tokens" in said
+    assert "what all paths began as" in said
+    assert "once more" in said
+    shutil.rmtree(trained / TRAINED / "1")
+    assert "lacks 1" in weft(*given, "--no-monolith").err
+
+
+def test_the_loss_of_paths_is_that_of_the_path_of_each_text(
+    trained: Path, weft: Weft, home: Path, tmp_path: Path
+) -> None:
+    """By a hand that knows nothing of readers: each sample's first tokens, their features, that path's losses."""
+    (tmp_path / "other.txt").write_text("".join(each.text for each in documents(30)[20:]))
+    report = json.loads(
+        weft("compose", "evaluate", trained, "--data", tmp_path / "other.txt", "--no-monolith", "--json").out
+    )
+    shared, router = read_shared(trained)
+    words = np.array(WORDS.encode((tmp_path / "other.txt").read_text()), dtype=np.int64)
+    num = (len(words) - 1) // shared.seq_len
+    samples = [words[at * shared.seq_len : (at + 1) * shared.seq_len + 1] for at in range(num)]
+    seed = open_trained(str(trained / SEED), home).on("cpu")
+    losses = []
+    for sample in samples:
+        path = shared.cut.paths[int(router.best(features(seed, [sample[:32]]))[0])]
+        model = open_trained(str(trained / TRAINED / path_called(path)), home).on("cpu")
+        likely = model(torch.tensor(sample[None, :-1])).log_softmax(-1)[0]
+        losses += [-float(likely[at - 1, sample[at]]) for at in range(32, len(sample))]
+    assert report["loss"] == pytest.approx(np.mean(losses), rel=1e-5)

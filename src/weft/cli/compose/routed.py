@@ -1,0 +1,85 @@
+"""`weft compose evaluate` of paths: text read along the path it is sent, beside each path and what all began as."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weft.cli.compose.parts import Known, samples
+from weft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from weft.compose.controls import Report
+    from weft.compose.paths.reading import Cost
+    from weft.model.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Routed:
+    """
+    Args:
+        num_paths: of which texts are sent one.
+        num_samples, num_scored: of the text, and tokens of each that are scored: all but the first, which decide.
+        cost: tokens that a server reads which keeps what each path has read.
+    """
+
+    name: str
+    report: "Report"
+    num_paths: int
+    num_samples: int
+    num_scored: int
+    cost: "Cost"
+
+
+def measured(
+    folder: Path, home: Path, data: Sequence[str], windows: int, device: str, every: int | None, monolith: Known | None
+) -> Routed:
+    """Return the losses of paths on text, and of their controls, of the same tokens.
+
+    Raises:
+        ConfigError: the folder lacks a path, a text is too short to be routed, or the monolith reads other tokens.
+    """
+    import torch
+
+    from weft.cli.model.trained import open_trained
+    from weft.compose.controls import OF_PATHS, Report, Row
+    from weft.compose.paths.features import token_losses
+    from weft.compose.paths.folder import SEED, path_called, read_shared, trained_folders
+    from weft.compose.paths.reading import Reader
+
+    shared, router = read_shared(folder)
+    folders = trained_folders(folder, shared)
+    begun = open_trained(str(folder / SEED), home)
+    text, named = samples(begun.tokenizer, data, shared.seq_len, windows)
+    words = torch.cat([text.tokens, text.targets[:, -1:]], 1).numpy()
+    models = {path: open_trained(str(at), home).on(device) for path, at in folders.items()}
+    found = Reader(shared.cut, models.__getitem__, begun.vector, router, every).read(words)
+
+    def row(name: str, model: "Transformer", flops: int | None = None) -> Row:
+        losses = token_losses(model, words)[:, -found.num_scored :]
+        return Row(name, torch.from_numpy(losses.mean(1)).float(), flops)
+
+    alone = tuple(row(f"path {path_called(path)}", model) for path, model in models.items())
+    whole = None
+    if monolith is not None:
+        large = open_trained(str(monolith.folder), home)
+        # By what it makes of the text: one tokenizer has several digests, as a run and as a folder.
+        is_alike = samples(large.tokenizer, data, shared.seq_len, windows)[1] == named
+        if not is_alike or large.config.max_seq_len < shared.seq_len:
+            raise ConfigError(
+                f"--monolith {monolith.member.name}: it has another tokenizer than the paths, or reads fewer than "
+                f"{shared.seq_len} tokens. Name one that reads what they read."
+            )
+        whole = row(monolith.member.name, large.on(device), monolith.member.flops or None)
+    report = Report(
+        composed=Row(shared.name, torch.from_numpy(found.losses / found.num_scored).float(), None),
+        exits=(),
+        members=alone,
+        needed=OF_PATHS,
+        controls={
+            "best single": min(alone, key=lambda each: each.loss),
+            "seed": row("seed", begun.on(device)),
+            "monolith": whole,
+        },
+    )
+    return Routed(shared.name, report, len(models), len(words), found.num_scored, found.keeping)
