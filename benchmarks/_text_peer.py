@@ -30,10 +30,11 @@ from weft.codec.codec import Codec
 from weft.codec.config import Int8Config
 from weft.codec.dense import Bf16, Fp32
 from weft.engine.draw import Drawing, Drawn
-from weft.engine.engine import Engine, Wanted
+from weft.engine.engine import Engine
 from weft.engine.numbers import Kind
 from weft.engine.scheduling.guess import Guesses
 from weft.engine.step import KeysAndValues, Stepper, Weights
+from weft.engine.text import Wanted
 from weft.errors import WeftError
 from weft.events import Event, Notice
 from weft.ids import PeerId, RunId

@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator
 from itertools import count
 
 from weft.engine.draw import Drawn
-from weft.engine.engine import Wanted
+from weft.engine.text import Wanted
 from weft.errors import CallFailed, NetError, PeerError, Refused
 from weft.ids import PeerId
 from weft.pipeline.link import StageLink

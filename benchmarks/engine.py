@@ -36,11 +36,12 @@ from weft import rng
 from weft.data.tokenizer import ByteTokenizer
 from weft.engine.batch import Piece
 from weft.engine.draw import Drawing
-from weft.engine.engine import Engine, Wanted
+from weft.engine.engine import Engine
 from weft.engine.load import engine_of, plan
 from weft.engine.numbers import Kind
 from weft.engine.scheduling.pages import PAGE
 from weft.engine.step import KeysAndValues, Stepper, Weights
+from weft.engine.text import Wanted
 from weft.model.config import ModelConfig, named, num_parameters
 from weft.model.gguf import Words, write_gguf
 from weft.model.weights import FileDtype, write_folder

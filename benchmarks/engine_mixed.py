@@ -28,8 +28,9 @@ from benchmarks import report
 from benchmarks.engine import CONTEXT, CPU, VOCAB
 from weft import rng
 from weft.engine.draw import Drawing
-from weft.engine.engine import Engine, Text, Wanted
+from weft.engine.engine import Engine
 from weft.engine.step import KeysAndValues, Stepper, Weights
+from weft.engine.text import Text, Wanted
 from weft.model.config import named, num_parameters
 
 NUM_TEXTS, SHORTEST, LONGEST = 32, 16, 1500

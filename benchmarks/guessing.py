@@ -25,9 +25,10 @@ from tokenizers import Tokenizer
 
 from benchmarks import report
 from weft.engine.draw import Drawing
-from weft.engine.engine import Engine, Wanted
+from weft.engine.engine import Engine
 from weft.engine.load import DraftModel, engine_of, kind_alone, plan
 from weft.engine.numbers import Kind
+from weft.engine.text import Wanted
 from weft.model.config import num_parameters
 from weft.model.weights import read_folder
 

@@ -23,9 +23,10 @@ import torch
 from benchmarks import report
 from weft import rng
 from weft.cli.plan.serve_here import measure, usual
-from weft.engine.engine import Engine, Wanted
+from weft.engine.engine import Engine
 from weft.engine.load import engine_of, free_nbytes, kind_for, plan
 from weft.engine.numbers import Kind
+from weft.engine.text import Wanted
 from weft.model.config import ModelConfig
 from weft.model.weights import read_folder
 from weft.plan.serve import Timed, first_token_s, speed, stages_of

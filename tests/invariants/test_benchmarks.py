@@ -11,7 +11,7 @@ from benchmarks._member import averaging, swarm
 from benchmarks.rounds import WHERE
 
 from weft.codec.config import Fp32Config
-from weft.engine.engine import Wanted
+from weft.engine.text import Wanted
 
 DEADLINE_S = 60.0
 NUM, ROUNDS = 1000, 3

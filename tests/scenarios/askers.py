@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
 
 from weft.clock import Clock
-from weft.engine.engine import Text, Wanted
+from weft.engine.text import Text, Wanted
 from weft.ids import PeerId
 from weft.keys import Identity
 from weft.net.admission import ByTicket

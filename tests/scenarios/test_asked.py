@@ -13,8 +13,8 @@ from scenarios.askers import asker, begun, round_of, until_drawn
 from scenarios.companies import House, Machine
 from scenarios.test_companies import crew, done, play, sealed, whole
 from weft.engine.draw import Drawing, Drawn
-from weft.engine.engine import Wanted
 from weft.engine.step import Weights
+from weft.engine.text import Wanted
 from weft.events import RoundCommitted
 from weft.inference.sample import Sampling, generate
 from weft.model.config import num_parameters

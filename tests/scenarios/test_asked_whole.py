@@ -15,7 +15,7 @@ from scenarios.test_faults import MakeSwarm, one_replica
 from weft.chat.grammar import Forms, FormWanted
 from weft.chat.vocabulary import Vocabulary
 from weft.engine.draw import Drawing
-from weft.engine.engine import Wanted
+from weft.engine.text import Wanted
 from weft.events import Notice
 from weft.ids import BranchId
 from weft.inference.sample import Sampling, generate

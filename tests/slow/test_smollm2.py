@@ -15,8 +15,8 @@ import torch
 from slow import smollm2
 from weft.cli.model.trained import open_trained
 from weft.engine.draw import Drawing
-from weft.engine.engine import Text, Wanted
 from weft.engine.load import engine_of, free_nbytes, plan
+from weft.engine.text import Text, Wanted
 from weft.serve.chat import ToolUse, prompt_of
 from weft.serve.generation import model_of
 from weft.serve.schemas import Message

@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import weft
 from weft.clock import Clock, SystemClock
 from weft.engine.draw import Drawing
-from weft.engine.engine import Wanted
+from weft.engine.text import Wanted
 from weft.errors import DataError
 from weft.rng import fresh_secret
 from weft.serve import chat, completions, embeddings, responses

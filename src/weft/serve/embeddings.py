@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.engine.engine import Full, Text, Wanted
+from weft.engine.text import Full, Text, Wanted
 from weft.rng import fresh_secret
 from weft.serve.completions import texts_of
 from weft.serve.failures import Fault, unavailable, wrong

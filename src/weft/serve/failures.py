@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from weft.engine.engine import Full, Unread
+from weft.engine.text import Full, Unread
 from weft.errors import ConfigError, WeftError
 from weft.texts.asking.no_path import NoPath
 

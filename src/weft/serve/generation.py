@@ -22,7 +22,8 @@ from weft.chat.vocabulary import Vocabulary
 from weft.clock import Clock
 from weft.data.tokenizer import Tokenizer
 from weft.engine.draw import Drawing
-from weft.engine.engine import Full, Serves, Text, Wanted
+from weft.engine.engine import Serves
+from weft.engine.text import Full, Text, Wanted
 from weft.model.came_with import CameWith
 from weft.rng import fresh_secret
 from weft.serve.failures import Fault, unavailable, wrong

@@ -5,7 +5,7 @@
     data: {"error": ...} where the answer fails: a client takes a stream that merely ends for a success
 
 Who goes away ends the work within the moment, whether it is a stream or not. Who reads slowly holds up nobody: little
-is written ahead of it, its text waits (`engine.engine`), and after `SLOW_READER_S` its connection ends.
+is written ahead of it, its text waits (`engine.text`), and after `SLOW_READER_S` its connection ends.
 """
 
 import asyncio

@@ -27,10 +27,11 @@ from weft.chat.speech import Speech
 from weft.chat.task_rows import Asked, asked_in
 from weft.data.rows import Batch, written
 from weft.engine.draw import SEED_NBYTES, Drawing, Drawn, margin
-from weft.engine.engine import Engine, Wanted
+from weft.engine.engine import Engine
 from weft.engine.load import engine_of, free_nbytes, kind_as_trained, plan
 from weft.engine.scheduling.pages import num_pages
 from weft.engine.step import page_nbytes
+from weft.engine.text import Wanted
 from weft.errors import NotFinite, PeerError, WeftError
 from weft.model.config import plain
 from weft.model.flat import assemble

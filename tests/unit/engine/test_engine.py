@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from unit.engine.test_step import CONFIG, CPU, text_of, vector_of
 from weft.engine.draft import Draft
 from weft.engine.draw import Drawing, Drawn
-from weft.engine.engine import MAX_UNREAD, MAX_WAITING, Engine, Full, Text, Unread, Wanted
+from weft.engine.engine import MAX_WAITING, Engine
 from weft.engine.scheduling.budget import GRAIN, Budget
 from weft.engine.scheduling.pages import PAGE
 from weft.engine.step import KeysAndValues, Stepper, Weights
+from weft.engine.text import MAX_UNREAD, Full, Text, Unread, Wanted
 from weft.errors import ConfigError, NotFinite
 from weft.inference.sample import Sampling, generate
 from weft.model.config import ModelConfig

@@ -15,7 +15,7 @@ from unit.engine.test_step import CONFIG, CPU, vector_of
 from weft.codec.dense import Fp32
 from weft.engine.batch import Batch, Piece
 from weft.engine.draw import Drawing, Drawn
-from weft.engine.engine import Engine, Text, Wanted
+from weft.engine.engine import Engine
 from weft.engine.graphs import (
     MOST_NEW,
     MOST_TEXTS,
@@ -29,6 +29,7 @@ from weft.engine.graphs import (
 from weft.engine.numbers import Kind
 from weft.engine.scheduling.pages import PAGE
 from weft.engine.step import KeysAndValues, Stepper, Weights
+from weft.engine.text import Text, Wanted
 from weft.model.config import named
 from weft.model.flat import cut
 from weft.model.sections import sections, whole

@@ -13,7 +13,8 @@ from weft.chat.template import Template
 from weft.clock import Clock, SystemClock
 from weft.data.tokenizer import ByteTokenizer, Tokenizer
 from weft.engine.draw import Drawn
-from weft.engine.engine import Engine, Totals, Wanted
+from weft.engine.engine import Engine, Totals
+from weft.engine.text import Wanted
 from weft.serve.app import app
 from weft.serve.generation import Model
 from weft.serve.keys import Key, Limits

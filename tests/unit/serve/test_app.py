@@ -18,7 +18,7 @@ from unit.chat.templates import HERMES, LLAMA3, MISTRAL
 from unit.serve.scripted import READ, ScriptedEngine, asking, scripted
 from weft.chat.vocabulary import Vocabulary
 from weft.data.tokenizer import ByteTokenizer, Ids, JsonTokenizer
-from weft.engine.engine import Full
+from weft.engine.text import Full
 from weft.errors import NotFinite
 from weft.serve.app import app
 from weft.serve.keys import Limits, new_key

@@ -10,7 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from unit.engine.test_step import CONFIG, vector_of
 from unit.serve.scripted import Script, ScriptedEngine, ScriptedText, asking, scripted
 from unit.texts.stages import STEP_S, Served, tokens_of, wanted
-from weft.engine.engine import Engine, Wanted
+from weft.engine.engine import Engine
+from weft.engine.text import Wanted
 from weft.ids import PeerId
 from weft.serve.generation import Model
 from weft.serve.metrics import Metrics

@@ -16,8 +16,9 @@ from unit.serve.scripted import ENDED, Client, asking, scripted
 from unit.serve.test_backend import DIES, HEAD, chunk, event, passing, says
 from weft.chat.grammar import GrammarFault
 from weft.data.tokenizer import ByteTokenizer
-from weft.engine.engine import Engine, Full, Unread
+from weft.engine.engine import Engine
 from weft.engine.step import KeysAndValues, Stepper, Weights
+from weft.engine.text import Full, Unread
 from weft.errors import NotFinite
 from weft.model.came_with import CameWith
 from weft.model.config import ModelConfig

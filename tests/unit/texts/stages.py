@@ -13,9 +13,10 @@ from weft.codec.build import build
 from weft.codec.config import CodecConfig, Fp32Config
 from weft.data.tokenizer import CharTokenizer
 from weft.engine.draw import Drawing, Drawn
-from weft.engine.engine import Engine, Text, Wanted
+from weft.engine.engine import Engine
 from weft.engine.numbers import Kind
 from weft.engine.step import KeysAndValues, Stepper, Weights
+from weft.engine.text import Text, Wanted
 from weft.events import Event
 from weft.ids import PeerId, RunId
 from weft.keys import Identity

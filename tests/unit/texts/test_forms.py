@@ -17,8 +17,8 @@ from unit.texts.test_strangers import heard, named, opening, word
 from weft.chat.grammar import Calls, Form, FormRefused, FormWanted, GrammarFault
 from weft.chat.vocabulary import Vocabulary
 from weft.engine.draw import Drawing, Drawn
-from weft.engine.engine import Wanted
 from weft.engine.step import KeysAndValues
+from weft.engine.text import Wanted
 from weft.errors import ConfigError, WireError
 from weft.ids import PeerId
 from weft.texts import forms as reading

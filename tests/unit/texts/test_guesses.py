@@ -7,9 +7,9 @@ import pytest
 
 from unit.engine.test_step import text_of
 from unit.texts.stages import Served, drawn_by_the_whole, drawn_of, of_the_whole, tokens_of, wanted
-from weft.engine.engine import Wanted
 from weft.engine.numbers import Kind
 from weft.engine.scheduling.guess import MAX_GUESSED
+from weft.engine.text import Wanted
 from weft.texts.guessed import Guessed, Ring
 
 WORDS = text_of(6, 4)

@@ -12,8 +12,8 @@ from unit.engine.test_step import CONFIG, CPU, text_of, vector_of
 from unit.texts.stages import Served, drawn_by_the_whole, drawn_of, of_the_whole, tokens_of, wanted
 from weft.codec.config import Int8Config
 from weft.codec.dense import Bf16
-from weft.engine.engine import Full, Text, Unread, Wanted
 from weft.engine.step import KeysAndValues, Weights
+from weft.engine.text import Full, Text, Unread, Wanted
 from weft.errors import ConfigError
 from weft.events import TextChanged, TextMoved
 from weft.ids import PeerId, short

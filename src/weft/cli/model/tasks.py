@@ -30,8 +30,9 @@ from weft.clock import SystemClock
 from weft.dashboard.report import table_of
 from weft.data.store import write_atomically
 from weft.engine.draw import Drawing
-from weft.engine.engine import Engine, Wanted
+from weft.engine.engine import Engine
 from weft.engine.load import engine_of, free_nbytes, kind_as_trained, plan
+from weft.engine.text import Wanted
 from weft.errors import ConfigError, DataError, DiskFull, NotFinite
 from weft.ids import several
 from weft.inference.likelihood import Scored, log_likelihoods

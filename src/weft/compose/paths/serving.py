@@ -18,7 +18,8 @@ from weft.compose.paths.levels import Path
 from weft.compose.paths.reading import deciding
 from weft.compose.paths.routing import Router
 from weft.engine.draw import Drawn
-from weft.engine.engine import Engine, Full, Text, Totals, Wanted
+from weft.engine.engine import Engine, Totals
+from weft.engine.text import Full, Text, Wanted
 from weft.model.transformer import Transformer
 
 

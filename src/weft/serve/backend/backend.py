@@ -21,7 +21,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from weft.clock import Clock, SystemClock
-from weft.engine.engine import Full, Totals
+from weft.engine.engine import Totals
+from weft.engine.text import Full
 from weft.errors import CallFailed, PeerError, Refused, Unreachable
 from weft.serve.app import DRAWN_S, Front, Health, Work, tell_health
 from weft.serve.backend.client import BrokeOff, Reply, Site, Unreached, ask

@@ -19,7 +19,7 @@ import numpy as np
 
 from weft.clock import VirtualClock
 from weft.engine.draw import Drawing
-from weft.engine.engine import Full, Wanted
+from weft.engine.text import Full, Wanted
 from weft.errors import WeftError
 from weft.events import VERSION, Event, TextMoved
 from weft.events import Entry as Line

@@ -27,8 +27,9 @@ from msgspec.structs import replace
 
 from weft.clock import Clock
 from weft.engine.draw import Drawn
-from weft.engine.engine import MAX_BEHIND, MAX_WAITING, Full, Text, Totals, Unread, Wanted, check
+from weft.engine.engine import MAX_BEHIND, MAX_WAITING, Totals
 from weft.engine.scheduling.shares import all_who_make_way, first_of_most, youngest
+from weft.engine.text import Full, Text, Unread, Wanted, check
 from weft.errors import ConfigError
 from weft.events import Emit, Event
 from weft.ids import PeerId
@@ -97,7 +98,7 @@ class Entry:
             num_more: as of `engine.engine.Engine.begin`.
 
         Raises:
-            ConfigError: as `engine.engine.check`; or an embedding is wanted, or a form that no member holds answers to.
+            ConfigError: as `engine.text.check`; or an embedding is wanted, or a form that no member holds answers to.
             Full: too many wait, and nobody has more texts among them than this one would.
         """
         check(wanted, self.vocab_size, self.context)

@@ -1,7 +1,7 @@
 """What is said of a text that no members compute, and of a form that none of them holds answers to."""
 
 from weft.chat.grammar import Form
-from weft.engine.engine import Wanted
+from weft.engine.text import Wanted
 from weft.errors import ConfigError, WeftError
 from weft.texts.asking.path import Paths
 from weft.texts.asking.text import Failed

@@ -11,7 +11,8 @@ from msgspec import UNSET
 from weft.chat.grammar import Form, GrammarFault
 from weft.clock import Clock
 from weft.engine.draw import Drawn
-from weft.engine.engine import Text, Totals
+from weft.engine.engine import Totals
+from weft.engine.text import Text
 from weft.errors import NetError, PeerError, Refused, WeftError
 from weft.events import Emit, Event, TextChanged, TextMoved
 from weft.ids import PeerId, Round

@@ -15,7 +15,7 @@ from weft.compose.composed import Experts, read_composed
 from weft.compose.experts.ensemble import Distance, Posterior, TopK, Uniform
 from weft.compose.member import read_member
 from weft.engine.draw import Drawing
-from weft.engine.engine import Wanted
+from weft.engine.text import Wanted
 from weft.model.weights import read_folder
 
 SHORT = "--seq-len", "16"

@@ -16,7 +16,7 @@ from weft.compose.experts.mixture import mix, mixture_layout
 from weft.compose.experts.soup import Ingredient
 from weft.compose.member import read_member
 from weft.engine.draw import Drawing
-from weft.engine.engine import Wanted
+from weft.engine.text import Wanted
 from weft.model.flat import layout
 from weft.model.weights import read_folder
 

@@ -23,7 +23,8 @@ from weft.compose.paths.levels import Module
 from weft.compose.paths.reading import Reader
 from weft.compose.paths.serving import Paths
 from weft.engine.draw import Drawing
-from weft.engine.engine import Serves, Wanted
+from weft.engine.engine import Serves
+from weft.engine.text import Wanted
 from weft.errors import ConfigError
 from weft.inference.sample import Sampling
 

@@ -15,9 +15,10 @@ from weft.compose.experts.tfidf import learnt
 from weft.compose.experts.together import Rule, Together
 from weft.engine.batch import Piece
 from weft.engine.draw import Drawing
-from weft.engine.engine import Engine, Wanted
+from weft.engine.engine import Engine
 from weft.engine.scheduling.pages import PAGE, num_pages
 from weft.engine.step import KeysAndValues, Stepper, Weights
+from weft.engine.text import Wanted
 from weft.errors import ConfigError
 from weft.model.config import ModelConfig
 from weft.model.flat import assemble
