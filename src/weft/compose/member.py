@@ -113,6 +113,13 @@ class Member(Config, frozen=True, kw_only=True):
     def flops(self) -> int:
         return sum(each.flops for each in self.origins)
 
+    def trained_on(self, name: str, model: ModelConfig, weights: Digest, origin: Origin) -> "Member":
+        """Return what it is under another name, once it is trained on more, which no run packed."""
+        origins = (*self.origins, origin)
+        return msgspec.structs.replace(
+            self, name=name, model=model, weights=weights, origins=origins, texts=(), heldout=None
+        )
+
 
 def require_name(name: str) -> str:
     """

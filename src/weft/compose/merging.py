@@ -12,7 +12,7 @@ from weft import wire
 from weft.compose.descent import DescentConfig, Draw
 from weft.compose.experts.mixture import MixtureConfig, Stage
 from weft.compose.experts.routing import MixtureDescent, WholeDescent, mixture_flops
-from weft.compose.making import Shelf, later, through
+from weft.compose.shelf import Shelf, later, through
 from weft.compose.space import numbers_digest
 from weft.cost.training import flops_per_token
 from weft.ids import Digest

@@ -89,8 +89,8 @@ def merge(
     from weft.compose.experts.mixtral import mixtral_config
     from weft.compose.experts.mixture import STAGES, mix
     from weft.compose.experts.soup import Ingredient
-    from weft.compose.making import Shelf
     from weft.compose.merging import Merge
+    from weft.compose.shelf import Shelf
     from weft.model.flat import assemble
     from weft.sync.method.choices import AdamWConfig
     from weft.wire import digest
@@ -136,8 +136,6 @@ class _Single:
 
 
 def _write(folder: Path, there: Sequence[Known], work: "Merge", mixed: "Tensor", single: _Single, text: Digest) -> None:
-    from msgspec import structs
-
     from weft.compose.composed import Merged, write_composed
     from weft.compose.experts.mixtral import write_mixture
     from weft.compose.member import Origin
@@ -159,14 +157,7 @@ def _write(folder: Path, there: Sequence[Known], work: "Merge", mixed: "Tensor",
     )
     tokens = work.continued.steps * work.batch_size * work.seq_len
     origin = Origin(how="continued", of=(before.weights,), tokens=tokens, flops=work.flops)
-    member = structs.replace(
-        before,
-        name=record.continued,
-        weights=digest(raw(single.vector)),
-        texts=(),  # it was trained on more, which no run packed
-        origins=(*before.origins, origin),
-        heldout=None,
-    )
+    member = before.trained_on(record.continued, before.model, digest(raw(single.vector)), origin)
 
     def write_parts(inner: Path) -> None:
         for each in there:

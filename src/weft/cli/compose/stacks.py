@@ -140,7 +140,8 @@ def align(
     say_loading()
     from weft.compose.composed import begun
     from weft.compose.descent import windows
-    from weft.compose.making import Shelf, best_of, make
+    from weft.compose.making import best_of, make
+    from weft.compose.shelf import Shelf
     from weft.wire import digest
 
     opened = [_opened(each, home, device) for each in there]
@@ -425,8 +426,6 @@ class _Part:
     origin: "Origin"
 
     def write(self, folder: Path, space: "Space") -> None:
-        from msgspec import structs
-
         from weft.compose.registry import write_member
         from weft.compose.stacks.stack import Stack, whole
         from weft.store.chunks import raw
@@ -434,15 +433,7 @@ class _Part:
 
         config, vector = whole(Stack(space, (self.body,)))
         before, trained = self.base.known.member, replace(self.base.trained, config=config, vector=vector.cpu())
-        member = structs.replace(
-            before,
-            name=self.name,
-            model=config,
-            weights=digest(raw(trained.vector)),
-            texts=(),  # it was trained on more, which no run packed
-            origins=(*before.origins, self.origin),
-            heldout=None,
-        )
+        member = before.trained_on(self.name, config, digest(raw(trained.vector)), self.origin)
         write_member(folder / self.name, member, trained.export)
 
 

@@ -86,7 +86,7 @@ def test_a_merge_that_was_stopped_goes_on_to_the_same_bits(
     write_all(home, ["a", "b"])
     line = ("compose", "merge", "a", "b", "--data", text, "--thaw", "all", *QUICK)
     assert weft(*line, "--name", "whole").code == 0
-    monkeypatch.setattr("weft.compose.making.SAVE_S", 0.0)
+    monkeypatch.setattr("weft.compose.shelf.SAVE_S", 0.0)
     step, made = Descent.step, list[float]()
 
     def stopped(self: Descent) -> float:

@@ -13,8 +13,9 @@ from weft.cli.model.trained import open_trained
 from weft.compose import descent as stacks_descent
 from weft.compose.composed import Stacked, read_composed, read_stack
 from weft.compose.descent import Descent, DescentConfig
-from weft.compose.making import Shelf, ways_of
+from weft.compose.making import ways_of
 from weft.compose.member import read_member
+from weft.compose.shelf import Shelf
 from weft.compose.stacks.align import AlignConfig, OnewayConfig, StitchConfig
 from weft.compose.stacks.body import fresh
 from weft.compose.stacks.sauce import SauceConfig
@@ -125,7 +126,7 @@ def test_a_stack_that_was_stopped_goes_on_to_the_same_bits(
     how = "--how", "one-way", "--how", "sauce", "--how", "joint"
     line = ("compose", "align", "english", "python", "--data", text, *how, "--handover", "post", *QUICK)
     assert weft(*line, "--name", "whole").code == 0
-    monkeypatch.setattr("weft.compose.making.SAVE_S", 0.0)
+    monkeypatch.setattr("weft.compose.shelf.SAVE_S", 0.0)
     step, made = Descent.step, []
 
     def stopped(self: Descent) -> float:
@@ -150,7 +151,7 @@ def test_a_work_that_was_begun_is_not_taken_for_another(
     weft: Weft, home: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_all(home, ["english", "python"])
-    monkeypatch.setattr("weft.compose.making.SAVE_S", 0.0)
+    monkeypatch.setattr("weft.compose.shelf.SAVE_S", 0.0)
     keep = Shelf.keep
 
     def kept(self: Shelf, *given: object) -> None:
