@@ -8,8 +8,10 @@ values are in its pages. Who has one left to read draws in the next step; who ha
     2. pieces of prompts, as many tokens as let the step last `max_slowdown` times as long as without them (`budget`)
 
 so a long prompt slows others down by a bounded factor. Keys take turns at reading by deficit round robin (Shreedhar
-and Varghese, 1995), in tokens. Within a key every other piece is of the prompt that came first, and those between are
-of the one with least left: a question does not wait behind a book, nor a book for ever.
+and Varghese, 1995), in tokens. A key that comes new has its first turn before all others, and goes behind them; one
+that has read all keeps its place until its turn has come, so nobody comes new by asking again and again (RFC 8290).
+Within a key every other piece is of the prompt that came first, and those between are of the one with least left. A
+question does not wait behind a book, then, nor a book for ever.
 
 A sequence is admitted when its prompt fits and `SPARE` of all pages stay for those that run. Where they run out all the
 same, the youngest sequence of the key that holds most pages gives its own up, and reads again later: nothing is lost.
@@ -118,7 +120,8 @@ class Scheduler:
         self._draft_s = draft_s
         self._running: list[Sequence] = []  # oldest first
         self._waiting: dict[str, deque[Sequence]] = {}
-        self._turns: deque[str] = deque()  # keys with something to read, whose turn it is first
+        self._new: deque[str] = deque()  # keys that have had no turn, who came first first
+        self._turns: deque[str] = deque()  # the others, whose turn it is first; some have nothing left to read
         self._deficit: dict[str, int] = {}  # tokens that a key may still read in its turn
         self._favours_short = set[str]()  # keys whose next piece is of the prompt with least left
         self._num_turns = 0  # of sequences to draw, so far
@@ -286,13 +289,11 @@ class Scheduler:
     def _pieces(self, budget: Budget) -> Iterator[Row]:
         num_idle = 0
         planned = set[int]()  # a sequence reads one piece in a step
-        while budget.is_left and num_idle < len(self._turns):
-            key = self._turns[0]
+        while budget.is_left and num_idle < len(self._deficit):
+            key = (self._new or self._turns)[0]
             sequence = self._reader(key, planned)
             if sequence is None:
-                num_idle += 1
-                self._deficit[key] = 0
-                self._turns.rotate(-1)
+                num_idle += self._pass_over(key)
                 continue
             num_idle = 0
             if self._deficit[key] < PAGE:
@@ -304,14 +305,26 @@ class Scheduler:
             budget.take(start, stop - start)
             self._deficit[key] -= stop - start
             if self._deficit[key] < PAGE:
-                self._turns.rotate(-1)
+                self._end_turn()
             self._favours_short ^= {key}
             planned.add(id(sequence))
             yield self._row(sequence, stop)
-        for key in [key for key in self._turns if not self._reads(key)]:
-            self._turns.remove(key)
-            self._favours_short.discard(key)
-            del self._deficit[key]
+
+    def _pass_over(self, key: str) -> bool:
+        """End the turn of a key that reads nothing now; return whether it has another one, since it has something."""
+        is_new = key in self._new
+        self._deficit[key] = 0
+        self._end_turn()
+        if is_new or self._reads(key):
+            return True
+        self._turns.pop()
+        self._favours_short.discard(key)
+        del self._deficit[key]
+        return False
+
+    def _end_turn(self) -> None:
+        """Whose turn it is goes behind all others."""
+        self._turns.append((self._new or self._turns).popleft())
 
     def _reader(self, key: str, planned: Set[int]) -> Sequence | None:
         """Return whose prompt is read next of those that `key` asked for: one that runs, or one that is let in now."""
@@ -381,7 +394,7 @@ class Scheduler:
         """Return the queue of a key, which takes its turn from now on."""
         if key not in self._deficit:
             self._deficit[key] = 0
-            self._turns.append(key)
+            self._new.append(key)
         return self._waiting.setdefault(key, deque())
 
 

@@ -145,6 +145,40 @@ def test_a_book_is_read_though_questions_of_its_key_keep_coming() -> None:
     assert num_steps(has_questions=True) <= 2 * num_steps(has_questions=False) + 2
 
 
+def test_a_question_of_a_key_that_comes_new_waits_behind_no_book_of_others() -> None:
+    schedule = scheduler(num_pages=4096, max_running=64)
+    for number in range(12):
+        schedule.add(text(100 * PAGE, key=f"reader {number}", seed=number))
+    for _ in range(20):
+        played(schedule)
+    questions = [text(FIRST_PIECE // 2, key=f"new {number}", seed=20 + number) for number in range(4)]
+    for each in questions:
+        schedule.add(each)
+    first, second = ([row.sequence for row in played(schedule) if row.stop - row.start > 1] for _ in range(2))
+    assert (first, second) == (questions[:2], questions[2:])
+
+
+def test_keys_that_ask_again_and_again_come_new_once() -> None:
+    """Their questions fill a step each: if each came first, nothing else would be read."""
+
+    def num_steps(num_askers: int) -> int:
+        schedule, book = scheduler(num_pages=4096), text(40 * PAGE, key="reader", max_tokens=50 * PAGE)
+        schedule.add(book)
+        asks_at = dict.fromkeys(range(num_askers), 0)
+        for step in range(1000):
+            for asker in [each for each, at in asks_at.items() if at == step]:
+                schedule.add(text(FIRST_PIECE, key=f"asker {asker}", seed=1 + 10 * step + asker))
+            for row in played(schedule):
+                if row.sequence is book and row.draws:
+                    return step
+                if row.draws:
+                    schedule.remove(row.sequence)
+                    asks_at[int(row.sequence.key.split()[1])] = step + 2  # it has read the answer
+        raise AssertionError
+
+    assert num_steps(4) <= 5 * num_steps(0) + 5
+
+
 def test_of_prompts_as_long_as_each_other_the_first_is_read_to_its_end_first() -> None:
     schedule, texts = scheduler(num_pages=512), [text(10 * PAGE, seed=seed) for seed in range(3)]
     for each in texts:
