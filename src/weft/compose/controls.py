@@ -9,9 +9,9 @@
 
                   seed             what all paths began as
 
-Experts that are asked together have no training of their own, so they are told beside the first two and the last. A
-mixture has no layers that could change nothing, and is told beside the others. Paths are told beside the best of them,
-chosen on the same text, the last but one, and what they began as.
+Experts that are asked together have no training of their own: they are told beside `best single`, `ensemble` and
+`monolith`. A mixture has no layers that could change nothing: it is told beside all but `identity` and `seed`. Paths
+are told beside the best of them, chosen on the same text, beside `seed` and `monolith`.
 
 Differences are paired: of the same sequences, with the standard error of their mean. Below `TIE` nats, or two standard
 errors, they are ties.

@@ -114,7 +114,10 @@ class Member(Config, frozen=True, kw_only=True):
         return sum(each.flops for each in self.origins)
 
     def trained_on(self, name: str, model: ModelConfig, weights: Digest, origin: Origin) -> "Member":
-        """Return what it is under another name, once it is trained on more, which no run packed."""
+        """Return what it is after more training, under another name.
+
+        Its texts and its held-out loss are not told any more: no run packed what it read last.
+        """
         origins = (*self.origins, origin)
         return msgspec.structs.replace(
             self, name=name, model=model, weights=weights, origins=origins, texts=(), heldout=None

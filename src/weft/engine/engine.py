@@ -131,7 +131,7 @@ class Engine:
             max_slowdown=max_slowdown,
             draft_s=lambda num: 0.0 if draft is None else draft.step_s(num),
         )
-        self._clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
         self._on_step = on_step
         self._has_guesses = has_guesses
         self._jobs: dict[Sequence, _Job] = {}
@@ -142,6 +142,7 @@ class Engine:
         self._told: list[tuple[Text, Told]] = []  # of this turn, and not yet to who reads them
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._broken: EngineBroken | None = None
+        self._is_closed = False
         self.totals = Totals(num_pages=num_pages)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -175,7 +176,10 @@ class Engine:
             for key, num in ((others[0], -1), (wanted.key, 1)):
                 before, room = waiting.get(key, (0, wanted.room))
                 waiting[key] = before + num, room
-        text = Text(wanted, self._cancel, self._go_on, self._clock)
+        text = Text(wanted, self._cancel, self._go_on, self.clock)
+        if self._is_closed:
+            text.tell("cancelled")
+            return text
         self._num_begun += 1
         self._asked.put(lambda: self._open(text))
         if self._broken is not None:  # just now, so that the thread may not have seen this one
@@ -193,6 +197,7 @@ class Engine:
 
     def close(self) -> None:
         """End all texts, and the thread."""
+        self._is_closed = True
         self._asked.put(None)
         self._thread.join()
 
@@ -318,7 +323,7 @@ class Engine:
             return
         try:
             rows = self._with_drafts(rows)
-            began, num_graphs = self._clock.now(), self._stepper.num_graphs
+            began, num_graphs = self.clock.now(), self._stepper.num_graphs
             pieces = [
                 Piece(
                     row.tokens,
@@ -337,7 +342,7 @@ class Engine:
             for row in rows:
                 self._end(self._jobs[row.sequence], error)
             return
-        ended = self._clock.now()
+        ended = self.clock.now()
         for row in rows:
             text = self._jobs[row.sequence].text
             text.busy_s = ended
@@ -353,7 +358,7 @@ class Engine:
             for row, start in zip(drawing, starts[:-1], strict=True)
         )
         num_read = sum(row.stop - row.start for row in rows) - len(drawing)
-        took_s = self._clock.now() - began
+        took_s = self.clock.now() - began
         if self._stepper.num_graphs == num_graphs:
             pairs = sum(pairs_of(row.start, row.stop - row.start) for row in rows if row.stop - row.start > 1)
             self._pace.note(int(starts[-1]), num_read, took_s, pairs)

@@ -167,6 +167,11 @@ class FlatModel:
     def section(self) -> Section:
         return self.module.section
 
+    @property
+    def num_written(self) -> int:
+        """How often parameters have been written, in one place or in all at once."""
+        return self.vector._version + (0 if self.table is None else self.table.vector._version)
+
     def gradient_of(self, weight: Tensor) -> Tensor:
         """Return where the gradient of a parameter, or of rows of one, is added up."""
         for model in (self, self.table):

@@ -9,6 +9,7 @@ proportion is by what is predicted in them.
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -82,7 +83,10 @@ class TorchDevice:
             positions = edges.positions
             return module.loss(x, edges.targets, positions) if self.section.is_last else module(x, positions=positions)
 
-        return _TorchPassed(self._pass(compute, x), edges, self.weight(given), self.model.vector)
+        num_written = self.model.num_written  # others write the parameters, and on another thread
+        return _TorchPassed(
+            self._pass(compute, x), edges, self.weight(given), lambda: self.model.num_written != num_written
+        )
 
     def apart(self, given: Given, returned: Buffer | None, theirs: Ways, mine: Ways) -> tuple[float, float]:
         edges = self.edges(given)
@@ -167,11 +171,13 @@ class _TorchPassed:
     """
     Args:
         weight: of its gradient.
-        vector: the parameters, which others write.
+        is_outdated: whether the parameters were written since it began.
     """
 
-    def __init__(self, passed: Passed | Recomputed, edges: Edges, weight: float, vector: Tensor) -> None:
-        self._vector, self._was_written = vector, vector._version
+    def __init__(
+        self, passed: Passed | Recomputed, edges: Edges, weight: float, is_outdated: Callable[[], bool]
+    ) -> None:
+        self._is_outdated = is_outdated
         self._passed = passed
         self._edges = edges
         self._weight = weight
@@ -183,9 +189,14 @@ class _TorchPassed:
             self.loss = finite_loss(passed.output)
 
     def backward(self, gradient: Buffer | None, member: PeerId | None = None) -> Buffer | None:
-        if self._vector._version != self._was_written:
+        dy = None if gradient is None else self._edges.gradient(gradient, member)
+        try:
+            found = None if self._is_outdated() else self._passed.input_gradient(dy)
+        except RuntimeError:  # torch finds it, too, where they are written meanwhile
+            if not self._is_outdated():
+                raise
+        if self._is_outdated():
             raise CallFailed("the weights of its forward pass are no more: a step was made meanwhile")
-        found = self._passed.input_gradient(None if gradient is None else self._edges.gradient(gradient, member))
         return None if found is None else self._edges.input_gradient(found)
 
     def count(self) -> None:

@@ -481,12 +481,11 @@ class Worker:
                 await self._settle(answer, sender, _Held(given, returned, began), passed, back)
             finally:
                 del self._settling[settling]
-        except (PeerError, NetError, Refused, NotFinite, ConfigError) as error:
+        except Exception as error:  # whatever it is, nobody waits for it
             self._emit(MicroBatchFailed(stage=self._stage, member=sender, reason=str(error)))
             await self._link.post(sender, GivenUp(**attempt.at(self._stage)))
-        except Exception:
-            await self._link.post(sender, GivenUp(**attempt.at(self._stage)))  # whatever it is, nobody waits for it
-            raise
+            if not isinstance(error, PeerError | NetError | Refused | NotFinite | ConfigError):
+                raise
         finally:
             del self._taken[attempt], self._carrying[attempt]
             self._passed.discard(attempt)

@@ -331,7 +331,7 @@ async def test_a_mean_that_gives_up_its_pages_is_the_same(monkeypatch: pytest.Mo
 
 async def test_a_mean_whose_tokens_are_found_again_is_read_anew(engine: Engine) -> None:
     engine.close()  # its thread; what is called here is called from nowhere else
-    text = Text(wanted(text_of(300, 1), salt=b"its own", is_mean=True), engine._cancel, engine._go_on, engine._clock)
+    text = Text(wanted(text_of(300, 1), salt=b"its own", is_mean=True), engine._cancel, engine._go_on, engine.clock)
     engine._open(text)
     (row,) = engine._schedule.plan()
     engine._by_text[text].num_summed = 192

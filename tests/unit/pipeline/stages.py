@@ -106,6 +106,7 @@ class Stages:
         sizes: members of each stage.
         train_s: virtual seconds that each piece of work takes.
         is_audited: members sign what they compute.
+        has_recompute: they keep inputs alone, and compute forward passes again.
     """
 
     def __init__(
@@ -117,8 +118,10 @@ class Stages:
         patience_s: float = 60.0,
         bounds: Bounds = Bounds(),  # noqa: B008
         is_audited: bool = False,
+        has_recompute: bool = False,
     ) -> None:
         self.is_audited = is_audited
+        self.has_recompute = has_recompute
         self.clock = VirtualClock()
         self.network = MemoryNetwork(delay_s=0.005)
         self.sizes = tuple(sizes)
@@ -170,7 +173,7 @@ class Stages:
             if self.is_audited:
                 member.witness = Witness(member.link, RUNS[: len(self.sizes)], self._peers_of, member.events.append)
                 member.witness.enter(member.stage, HEAD)
-            device = TorchDevice(member.model, codecs, SEQ_LEN, BATCH_SIZE)
+            device = TorchDevice(member.model, codecs, SEQ_LEN, BATCH_SIZE, has_recompute=self.has_recompute)
             onward = None if member.stage == len(self.sizes) - 1 else self._sender(member, member.stage + 1)
             if member.stage == 0:
                 self._sender(member, 0)

@@ -175,10 +175,12 @@ def test_activations_that_are_none_are_given_up_and_another_member_tried() -> No
     stages.run(play)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
-def test_a_micro_batch_whose_weights_are_written_meanwhile_is_given_up_and_computed_anew(stage: int) -> None:
+@pytest.mark.parametrize(("stage", "has_recompute"), [(0, False), (1, False), (2, False), (1, True)])
+def test_a_micro_batch_whose_weights_are_written_meanwhile_is_given_up_and_computed_anew(
+    stage: int, has_recompute: bool
+) -> None:
     """An outer step is made on another thread, and the member hears of it a moment later."""
-    stages = Stages()
+    stages = Stages(has_recompute=has_recompute)
 
     async def play() -> None:
         hasty = stages.of(stage)[0]

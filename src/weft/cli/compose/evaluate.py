@@ -1,13 +1,13 @@
 """`weft compose evaluate`: a composed model on text that nobody trained on, beside its controls, or not at all."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.compose.parts import AsJson, Device, HeldOut, Known, ModelName, known_one, reader, samples
+from weft.cli.compose.parts import AsJson, Device, HeldOut, Known, known_one, reader, samples
 from weft.cli.compose.routed import Routed, measured
 from weft.cli.home import home_of
 from weft.cli.settings import refuse_idle
@@ -32,11 +32,14 @@ _SAID: "dict[Control, str]" = {
     "monolith": "one model, trained whole",
     "seed": "what all paths began as",
 }
+_OF_PATHS: "dict[Control, str]" = _SAID | {"best single": "best single path, chosen on this text"}
 
 
 def evaluate(
     context: typer.Context,
-    model: ModelName,
+    model: Annotated[
+        str, typer.Argument(help="Name of a composed model, its folder, or a folder of paths.", show_default=False)
+    ],
     data: HeldOut,
     monolith: Annotated[
         str | None,
@@ -59,11 +62,11 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Print the loss of a composed model beside its controls."""
-    from weft.compose.composed import Experts, Merged, Stacked, find_composed, read_composed
+    from weft.compose.composed import Experts, Merged, Stacked, find_composed, folder_of, read_composed
     from weft.compose.paths.folder import has_paths
 
     home = home_of(context)
-    if has_paths(Path(model)):
+    if folder_of(model, home) is None and has_paths(Path(model)):
         _require_word_of_monolith(monolith, no_monolith)
         whole = None if monolith is None else known_one(context, monolith)
         say_loading()
@@ -139,7 +142,7 @@ def _stack(folder: Path, told: "Stacked", home: Path, device: str, text: "Batch"
     exits = range(len(told.members) - 1)
     return Report(
         composed=Row(told.name, stack.losses(here), on(together)),
-        exits=tuple(Row(told.stack.members[number], stack.losses(here, exit=number), None) for number in exits),
+        exits=tuple(Row(told.members[number], stack.losses(here, exit=number), None) for number in exits),
         members=alone,
         needed=OF_STACKS,
         controls={
@@ -261,17 +264,17 @@ def _tell_paths(found: Routed, every: int | None, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(_tree(found.report) | {"read": found.cost.num_read, "read_again": found.cost.num_again}))
         return
-    scored = f"the last {several(found.num_scored, 'token')} of each: those before decide its path"
+    scored = f"the last {several(found.num_scored, 'token')} of each: those before decide its first path"
     typer.echo(f"nats a token, over {several(found.num_samples, 'sample')}, {scored}")
     routed = "routed once" if every is None else f"routed every {several(every, 'token')}"
-    for line in _lines(f"{found.name}: {found.num_paths} paths, {routed}", found.report):
+    for line in _lines(f"{found.name}: {found.num_paths} paths, {routed}", found.report, _OF_PATHS):
         typer.echo(line)
     if found.cost.num_again:
         share = found.cost.num_again / (found.cost.num_read - found.cost.num_again)
         typer.echo(f"paths that take over read {share:.0%} of the text once more")
 
 
-def _lines(title: str, report: "Report") -> list[str]:
+def _lines(title: str, report: "Report", said: "Mapping[Control, str]" = _SAID) -> list[str]:
     from weft.compose.controls import paired, verdict
 
     def row(name: str, each: "Row", more: str = "") -> str:
@@ -286,11 +289,11 @@ def _lines(title: str, report: "Report") -> list[str]:
     lines.append(f"controls, and how the loss of {report.composed.name} differs from theirs")
     for name, each in report.controls.items():
         if each is None:
-            lines.append(f"{_SAID[name]:42}    none was trained")
+            lines.append(f"{said[name]:42}    none was trained")
             continue
         away, error = paired(report.composed.losses, each.losses)
         found = f"{away:+.3f} ± {error:.3f}, {verdict(report.composed.losses, each.losses)}"
-        lines.append(row(_SAID[name], each, found + _less(name, each, report.composed)))
+        lines.append(row(said[name], each, found + _less(name, each, report.composed)))
     return lines
 
 

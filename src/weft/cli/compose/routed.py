@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class Routed:
     """
     Args:
-        num_paths: of which texts are sent one.
+        num_paths: each text is sent one of them at a time.
         num_samples, num_scored: of the text, and tokens of each that are scored: all but the first, which decide.
-        cost: tokens that a server reads which keeps what each path has read.
+        cost: tokens read by a server that keeps what each path has read.
     """
 
     name: str
@@ -37,23 +37,34 @@ def measured(
     """Return the losses of paths on text, and of their controls, of the same tokens.
 
     Raises:
-        ConfigError: the folder lacks a path, a text is too short to be routed, or the monolith reads other tokens.
+        ConfigError: the folder lacks a path, samples are too short to be routed, or the monolith reads other tokens, or
+            is one of these models.
     """
     import torch
 
-    from weft.cli.model.trained import open_trained
+    from weft.cli.model.trained import open_trained, place
     from weft.compose.controls import OF_PATHS, Report, Row
     from weft.compose.paths.features import token_losses
     from weft.compose.paths.folder import SEED, path_called, read_shared, trained_folders
     from weft.compose.paths.reading import Reader
 
     shared, router = read_shared(folder)
-    folders = trained_folders(folder, shared)
+    folders, num_words = trained_folders(folder, shared), shared.seq_len + 1
+    if num_words <= router.record.prefix:
+        raise ConfigError(
+            f"these paths read samples of {shared.seq_len} tokens, of which the first {router.record.prefix} decide: "
+            "nothing is left to score. Route again, with a larger --seq-len."
+        )
+    if every is not None and every >= num_words:
+        raise ConfigError(
+            f"--route-every {every}: samples have {shared.seq_len} tokens, so none is routed again. Choose less."
+        )
     begun = open_trained(str(folder / SEED), home)
     text, named = samples(begun.tokenizer, data, shared.seq_len, windows)
     words = torch.cat([text.tokens, text.targets[:, -1:]], 1).numpy()
-    models = {path: open_trained(str(at), home).on(device) for path, at in folders.items()}
-    found = Reader(shared.cut, models.__getitem__, begun.vector, router, every).read(words)
+    trained = {path: open_trained(str(at), home) for path, at in folders.items()}
+    models = {path: each.on(device) for path, each in trained.items()}
+    found = Reader(shared.cut, models.__getitem__, begun.vector.to(place(device)), router, every).read(words)
 
     def row(name: str, model: "Transformer", flops: int | None = None) -> Row:
         losses = token_losses(model, words)[:, -found.num_scored :]
@@ -69,6 +80,11 @@ def measured(
             raise ConfigError(
                 f"--monolith {monolith.member.name}: it has another tokenizer than the paths, or reads fewer than "
                 f"{shared.seq_len} tokens. Name one that reads what they read."
+            )
+        if any(torch.equal(large.vector, each.vector) for each in (begun, *trained.values())):
+            raise ConfigError(
+                f"--monolith {monolith.member.name}: it is one of the paths, or what they began as. Name one that was "
+                "trained whole."
             )
         whole = row(monolith.member.name, large.on(device), monolith.member.flops or None)
     report = Report(

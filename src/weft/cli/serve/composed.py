@@ -129,6 +129,10 @@ def _paths(folder: Path, name: str, how: How, home: Path, every: int | None) -> 
     folders = trained_folders(folder, shared)
     here, kind = place(how.device), prepared(how)
     context, others = context_of(how, shared.model.max_seq_len), len(folders) - 1
+    if every is not None and every >= context:
+        raise ConfigError(
+            f"--route-every {every}: a text has {context} tokens at most, so none is routed again. Choose less."
+        )
     a_page, weights = page_nbytes(shared.model, kind), weights_nbytes(shared.model, kind)
     beside = Beside("the other paths", others * a_page, others * weights)
     planned = plan(shared.model, here, kind, context, nbytes("--cache", how.cache), free_nbytes(here), beside)

@@ -1,4 +1,4 @@
-"""Trained paths that are served together: each text goes the path that its first tokens decide.
+"""Trained paths that are served together: each text goes the path that its tokens decide.
 
     prompt ──first tokens──► model of the features ──z──► router ──► the engine of that path
     W tokens on: those tokens ──────────────────► z ──► router ──► the engine of that path, which reads the text so far
@@ -9,17 +9,19 @@ a path that it has been at before finds what it has read there, as long as that 
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 
 import numpy as np
 
+from weft.clock import Clock
 from weft.compose.paths.features import features
 from weft.compose.paths.levels import Path
 from weft.compose.paths.reading import deciding
 from weft.compose.paths.routing import Router
 from weft.engine.draw import Drawn
 from weft.engine.engine import Engine, Totals
-from weft.engine.text import Full, Text, Wanted
+from weft.engine.text import Ending, Full, Text, Wanted, check
 from weft.model.transformer import Transformer
 
 
@@ -57,30 +59,22 @@ class Paths:
                 setattr(found, field.name, before | here if isinstance(before, dict) else before + here)
         return found
 
-    def path_of(self, words: Sequence[int]) -> Path:
-        """Return the path that draws what follows on these tokens."""
-        decide = deciding(len(words), self._router.record.prefix, self._every)
+    def path_of(self, words: Sequence[int], every: int | None) -> Path:
+        """Return the path that draws what follows on these tokens; `every` as of `reading.deciding`."""
+        decide = deciding(len(words), self._router.record.prefix, every)
         z = features(self._model, [np.array(words[decide], dtype=np.int64)])
         return self._order[int(self._router.best(z)[0])]
 
     def begin(self, wanted: Wanted, num_more: int = 0) -> Text:
-        """Begin a text; arguments and errors are those of `Engine.begin`."""
-        if not wanted.prompt:  # refused, whoever is asked
-            return next(iter(self._engines.values())).begin(wanted, num_more)
-        path = self.path_of(wanted.prompt)
+        """Begin a text; arguments and errors are those of `Engine.begin`. One that is routed again is refused later,
+        when it is read, where too many wait."""
+        check(wanted, self.vocab_size, self.context)
         if self._every is None or wanted.is_mean:
-            return self._engines[path].begin(wanted, num_more)
-        return Rerouted(wanted, self, self._engines[path].begin(self._until_routed(wanted), num_more))
+            return self._engines[self.path_of(wanted.prompt, None)].begin(wanted, num_more)
+        return Rerouted(wanted, self, self._every, next(iter(self._engines.values())).clock)
 
-    async def go_on(self, wanted: Wanted) -> Text:
-        """Begin the rest of a text that is routed again now; errors are those of `Engine.begin`."""
-        path = await asyncio.to_thread(self.path_of, wanted.prompt)
-        return self._engines[path].begin(self._until_routed(wanted))
-
-    def _until_routed(self, wanted: Wanted) -> Wanted:
-        assert self._every is not None
-        left = self._every - len(wanted.prompt) % self._every
-        return replace(wanted, max_new_tokens=min(left, wanted.max_new_tokens))
+    def begin_on(self, path: Path, wanted: Wanted) -> Text:
+        return self._engines[path].begin(wanted)
 
     def close(self) -> None:
         """End all texts."""
@@ -89,71 +83,109 @@ class Paths:
 
 
 class Rerouted(Text):
-    """A text of several paths, one after the other.
+    """A text that is routed again and again: of parts, each of which a path draws.
 
-    Args:
-        first: its beginning.
+    Who reads it has its parts begun. Where too many texts wait, one that has begun waits with them.
     """
 
-    def __init__(self, wanted: Wanted, paths: Paths, first: Text) -> None:
-        self._part, self._is_cancelled, self._busy_s = first, False, 0.0
-        super().__init__(wanted, lambda _text: self._end(), _nothing, first.clock)
-        self._paths = paths
+    def __init__(self, wanted: Wanted, paths: Paths, every: int, clock: Clock) -> None:
+        self._part: Text | None = None  # the one under way, or the last
+        self._busy_s = 0.0
+        super().__init__(wanted, lambda _text: self._stop(), _nothing, clock)
+        self._paths, self._every = paths, every
         self._words = list(wanted.prompt)
+        self._stopped = asyncio.Event()
 
     async def __anext__(self) -> Drawn:
-        while self.ended is None:
-            try:
-                drawn = await anext(self._part)
-            except StopAsyncIteration:
-                if not self._is_routed_again():
-                    self.ended = self._part.ended
-                    break
-                await self._go_on_elsewhere()
-            except Exception:
-                self.ended = "cancelled"
-                raise
-            else:
-                self._words.append(drawn.token)
-                self.came_s = self._part.came_s
-                if self.began_s is None:
-                    self.began_s, self.num_shared = self._part.began_s, self._part.num_shared
-                return drawn
+        try:
+            while self.ended is None:
+                if self._part is None:
+                    self._part = await self._next_part()
+                drawn = None if self._part is None else await self._drawn(self._part)
+                if drawn is not None:
+                    return drawn
+        except Exception:
+            self.ended = "cancelled"
+            raise
         raise StopAsyncIteration
+
+    async def _drawn(self, part: Text) -> Drawn | None:
+        """Return the next token of a part; None: it has ended, and with it the text, or another part is to begin."""
+        drawn = None
+        try:
+            drawn = await anext(part)
+        except StopAsyncIteration:
+            self.ended = self._ending(part)
+            self._part = part if self.ended else None
+        except Full as full:  # it made way for others: a text that is under way waits, and is not broken off
+            if not self._num_drawn:
+                raise
+            self._part = None
+            await self._wait(full.retry_s)
+        if self.began_s is None and part.began_s is not None:
+            self.began_s, self.num_shared = part.began_s, part.num_shared
+        if drawn is not None:
+            self._words.append(drawn.token)
+            self.came_s = part.came_s
+        return drawn
+
+    def _ending(self, part: Text) -> Ending | None:
+        """Return how the text has ended, once a part has; None: it goes on."""
+        has_room = self._num_left > 0 and len(self._words) < self._paths.context
+        if part.ended != "length" or not has_room:
+            return part.ended
+        return "cancelled" if self._stopped.is_set() else None
+
+    async def _next_part(self) -> Text | None:
+        """Begin a part, by the path that the newest tokens decide; return None, and end, where nobody wants it any
+        more."""
+        path = await asyncio.to_thread(self._paths.path_of, self._words, self._every)
+        left = self._every - len(self._words) % self._every
+        wanted = replace(
+            self.wanted,
+            prompt=tuple(self._words),
+            max_new_tokens=min(left, self._num_left),
+            num_drawn=self.wanted.num_drawn + self._num_drawn,
+        )
+        while not self._stopped.is_set():
+            try:
+                return self._paths.begin_on(path, wanted)
+            except Full as full:
+                if not self._num_drawn:
+                    raise
+                await self._wait(full.retry_s)
+        self.ended = "cancelled"
+        return None
+
+    async def _wait(self, wait_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._stopped.wait()
+
+    @property
+    def _num_drawn(self) -> int:
+        return len(self._words) - len(self.wanted.prompt)
+
+    @property
+    def _num_left(self) -> int:
+        return self.wanted.max_new_tokens - self._num_drawn
 
     @property
     def num_unread(self) -> int:
-        return self._part.num_unread
+        return 0 if self._part is None else self._part.num_unread
 
     @property
     def busy_s(self) -> float:
-        return max(self._busy_s, self._part.busy_s)
+        return self._busy_s if self._part is None else self._part.busy_s
 
     @busy_s.setter
-    def busy_s(self, until: float) -> None:
+    def busy_s(self, until: float) -> None:  # as any text has it at its beginning
         self._busy_s = until
 
-    def _is_routed_again(self) -> bool:
-        num_drawn = len(self._words) - len(self.wanted.prompt)
-        has_room = num_drawn < self.wanted.max_new_tokens and len(self._words) < self._paths.context
-        return self._part.ended == "length" and has_room and not self._is_cancelled
-
-    async def _go_on_elsewhere(self) -> None:
-        num_drawn = len(self._words) - len(self.wanted.prompt)
-        left = self.wanted.max_new_tokens - num_drawn
-        rest = replace(self.wanted, prompt=tuple(self._words), max_new_tokens=left, num_drawn=num_drawn)
-        while True:
-            try:
-                self._part = await self._paths.go_on(rest)
-                break
-            except Full as full:  # an answer that is under way waits, and is not broken off
-                await asyncio.sleep(full.retry_s)
-        if self._is_cancelled:
+    def _stop(self) -> None:
+        self._stopped.set()
+        if self._part is not None:
             self._part.cancel()
-
-    def _end(self) -> None:
-        self._is_cancelled = True
-        self._part.cancel()
 
 
 def _nothing(_text: Text) -> None:

@@ -118,7 +118,7 @@ class LeaseTraining:
             is_outrun: asked while a companion trains, which waits for others; True: they are far beyond this round.
         """
         settings = config.settings
-        size = settings.batch_size
+        size, companion = settings.batch_size, self._context.companion
         if not len(leased) or self._trainer.has_ended:
             return
         pace = Fraction(sum(lease.num_windows for lease in head.leases), len(leased))
@@ -133,10 +133,14 @@ class LeaseTraining:
             await self._context.compute.train(lambda: trace.begin(head, whose))
         if self._helpers is not None:
             self._helpers.begin(head, leased[self._carry.num_done * size :], size)
-        while len(left := leased[self._carry.num_done * size :]) and not self._is_over():
+
+        def is_over() -> bool:
+            return self._is_over() or (companion is not None and is_outrun())
+
+        while len(left := leased[self._carry.num_done * size :]) and not is_over():
             positions = left if is_whole else left[: self._num_at_once(settings.tokens_per_step) * size]
-            if self._context.companion is not None:
-                await self._context.companion.train(head, positions, lambda: self._is_over() or is_outrun())
+            if companion is not None:
+                await companion.train(head, positions, is_over)
             await self._step(positions, head, pace, self._carry.num_done, settings.seq_len)
             if self._carry.sends_gradient or self._trainer.has_ended or is_hurried():
                 return

@@ -299,7 +299,7 @@ class RoundDriver:
 
     @property
     def is_outrun(self) -> bool:
-        """Whether what this peer makes for its round comes too late: it gave it up, or the others are rounds on."""
+        """Whether what this peer makes for its round comes too late: it takes no part, or several decisions wait."""
         return not self.is_member or self.decided.qsize() > 1
 
     def keep_up(self) -> None:

@@ -250,11 +250,13 @@ class Conductor:
         part = self._part
         await self.announcing(None)
         previous = digest_of(head)
+        others = {peer: part.channel.instance_of(peer) for peer in part.channel.peers if peer in head.members}
 
         def here() -> set[PeerId]:
-            return set(head.members) & {part.channel.peer, *part.channel.peers}
+            """Return who may still tell: who dies, leaves or starts again meanwhile does not."""
+            return {part.channel.peer, *(peer for peer in others if part.channel.instance_of(peer) == others[peer])}
 
-        def is_known() -> bool:  # who dies or leaves meanwhile tells nothing any more
+        def is_known() -> bool:
             return is_over() or self._is_announced() or self._reports.of(previous, here()).keys() == here()
 
         while not is_known():

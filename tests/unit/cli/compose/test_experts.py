@@ -93,6 +93,7 @@ def test_experts_that_count_alike_are_the_control(weft: Weft, home: Path, text: 
 async def test_a_server_asks_experts_together(weft: Weft, home: Path, text: Path) -> None:
     write_all(home, ["a", "b"])
     assert weft("compose", "mix", "a", "b", "--data", text, "--name", "both", *SHORT).code == 0
+    assert "no paths" in weft("serve", "both", "--route-every", "9").err
     loaded = load_composed(home / "composed" / "both", "both", How(device="cpu", cache="1MB"), home)
     engine = loaded.model.engine
     try:

@@ -39,7 +39,7 @@ def text(tmp_path: Path) -> Path:
 @pytest.fixture
 def folder(weft: Weft, home: Path, text: Path, tmp_path: Path) -> Path:
     write(home, "seed", 1)
-    line = ("compose", "route", "seed", tmp_path / "talk", "--data", text, "--levels", "2", "--seq-len", "32")
+    line = ("compose", "route", "seed", tmp_path / "talk", "--data", text, "--levels", "2", "--seq-len", "48")
     answer = weft(*line, "--rounds", "3", "--steps", "2")
     assert answer.code == 0, answer.err
     assert "path 0: " in answer.err
@@ -48,7 +48,7 @@ def folder(weft: Weft, home: Path, text: Path, tmp_path: Path) -> Path:
 
 def test_each_document_goes_the_path_that_the_router_says(folder: Path, home: Path, text: Path) -> None:
     shared, router = read_shared(folder)
-    assert (shared.name, shared.steps, shared.rounds, shared.seq_len) == ("talk", 2, 3, 32)
+    assert (shared.name, shared.steps, shared.rounds, shared.seq_len) == ("talk", 2, 3, 48)
     there = open_trained(str(folder / SEED), home)
     number, all_names = 0, list[str]()
     for number, way in enumerate(shared.cut.paths):
@@ -138,7 +138,7 @@ async def test_each_text_is_drawn_by_its_path(trained: Path, home: Path) -> None
         for each in documents(6):
             prompt = [int(token) for token in WORDS.encode(each.text[:40])]
             number = int(router.best(features(seed, [np.array(prompt[:32])]))[0])
-            assert engine.path_of(prompt) == shared.cut.paths[number]
+            assert engine.path_of(prompt, None) == shared.cut.paths[number]
             chosen.add(number)
             text = engine.begin(Wanted("key", tuple(prompt), 3, Drawing(temperature=0.0)))
             drawn = [token.token async for token in text]
@@ -264,6 +264,13 @@ def test_paths_are_told_beside_each_of_them_and_what_they_began_as(
     assert "2 paths, routed every 8 tokens" in said
     assert "what all paths began as" in said
     assert "once more" in said
+    for one in (SEED, f"{TRAINED}/0"):
+        shutil.rmtree(home / "members" / "large")
+        shutil.copytree(home / "members" / ("seed" if one == SEED else "trained-0"), home / "members" / "large")
+        assert "is one of the paths" in weft(*given, "--monolith", "large").err
+    assert "none is routed again" in weft(*given, "--no-monolith", "--route-every", 49).err
+    with pytest.raises(ConfigError, match="none is routed again"):
+        load_composed(trained, "", HOW, home, 64)
     shutil.rmtree(trained / TRAINED / "1")
     assert "lacks 1" in weft(*given, "--no-monolith").err
 

@@ -81,6 +81,10 @@ def test_a_stack_is_written_with_its_controls_and_told_beside_them(weft: Weft, h
     people = weft("compose", "evaluate", "both", "--data", text.parent / "other.txt", "--no-monolith").out
     assert "one model, trained whole" in people
     assert "none was trained" in people
+    share = FLOPS / (2 * FLOPS + told.flops)
+    less = weft("compose", "evaluate", "both", "--data", text.parent / "other.txt", "--monolith", "large").out
+    assert f"it took {share:.2g} of the computing" in less
+    assert "  after english" in less
     assert f"{'both: english > python':42} {found['loss']:7.3f}" in people
     assert weft("compose", "remove", "both").code == 0
     assert not folder.exists()
