@@ -3,8 +3,8 @@
     seconds = a + b * rows that draw + c * tokens that are read + d * pairs of one of them and one before it
 
 by least squares of relative errors over the last steps: a and b of those that only draw, c and d of what those that
-read took longer; each at least 0. A token at the end of a long prompt looks at all before it: that may take as long as
-all else.
+read took longer; each at least 0. Where some read in each step for long, those that only drew had few rows: then all
+four are found together. A token at the end of a long prompt looks at all before it: that may take as long as all else.
 """
 
 from collections import deque
@@ -13,9 +13,10 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]  # by step, and by term
+Floats = NDArray[np.float64]  # by step, or by step and term
 NUM_STEPS = 64
 ENOUGH = 8  # steps that only draw, to know what drawing takes
+REACH = 1.5  # times as many rows: so far steps that only draw tell of others
 RENEW = 8  # steps that only draw are alike: to reckon after each took a twentieth of a small one
 _LEAST_S = 1e-9  # that a step takes
 
@@ -78,7 +79,7 @@ class Pace:
 
     def _solve(self) -> tuple[float, float, float, float]:
         drawing, reading = (np.array(each, dtype=np.float64).reshape(-1, 4) for each in (self._drawing, self._reading))
-        if len(drawing) >= ENOUGH:  # they alone tell what drawing takes
+        if len(drawing) >= ENOUGH and _reach(drawing[:, 0], reading[:, 0]):  # they alone tell what drawing takes
             a, b = _fitted(_with_one(drawing[:, :1]), drawing[:, 3], drawing[:, 3])
             c, d = _fitted(reading[:, 1:3], reading[:, 3] - a - b * reading[:, 0], reading[:, 3])
             if c + d > 0 or not len(reading):
@@ -86,6 +87,11 @@ class Pace:
         steps = np.concatenate((drawing, reading))
         a, b, c, d = _fitted(_with_one(steps[:, :3]), steps[:, 3], steps[:, 3])
         return a, b, c, d
+
+
+def _reach(rows: Floats, others: Floats) -> bool:
+    """Return whether steps of so many rows tell of the others."""
+    return not len(others) or float(others.max()) <= REACH * float(rows.max())
 
 
 def _with_one(terms: Floats) -> Floats:

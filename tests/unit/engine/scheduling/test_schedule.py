@@ -267,6 +267,25 @@ def test_what_reading_takes_is_known_however_long_only_draws_were_made() -> None
     assert Budget(pace, 1).readable(0) == pytest.approx(20, abs=1)
 
 
+@pytest.mark.parametrize("most_drawn", [3, 8, 24])
+def test_what_reading_takes_is_known_where_more_draw_than_ever_did_alone(most_drawn: int) -> None:
+    """Some read in each step, for minutes: what drawing takes without them is known of few rows."""
+    pace = Pace()
+
+    def took_s(num_drawn: int, num_read: int) -> float:
+        return 0.040 + 0.004 * max(num_drawn - 2, 0) + 0.001 * num_read  # two rows take as long as one
+
+    for number in range(20):
+        pace.note(1 + number % 2, 0, took_s(1 + number % 2, 0))
+    for number in range(200):
+        num_drawn = 2 + number * (most_drawn - 2) // 200
+        num_read = max(GRAIN, pace.readable(0, pace.step_s(num_drawn, 0)) // GRAIN * GRAIN)
+        pace.note(num_drawn, num_read, took_s(num_drawn, num_read), pairs_of(0, num_read))
+    alone_s = took_s(most_drawn, 0)
+    assert pace.step_s(most_drawn, 0) == pytest.approx(alone_s, rel=0.25)
+    assert pace.readable(0, alone_s) == pytest.approx(alone_s / 0.001, rel=0.4)
+
+
 def test_a_little_is_read_in_each_step_however_long_it_takes() -> None:
     pace = Pace()
     pace.note(1, 16, 1.001)
