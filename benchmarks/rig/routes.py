@@ -7,7 +7,7 @@
 Both minimise what production minimises, so they differ from it by what they know alone.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from weft.ids import PeerId
 from weft.sim.serving.machines import Machine
@@ -33,13 +33,16 @@ class Oracle(Paths):
     def __init__(self, world: Stage) -> None:
         super().__init__(world.scenario.stages)
         self._world = world
+        self._lines: dict[tuple[PeerId, PeerId], Link] = {}  # asked for some ten thousand times a choice
 
     def between(self, a: PeerId, b: PeerId) -> Link:
         if a == b:
             return super().between(a, b)
-        up, down = self._world.network.lines(a)[0], self._world.network.lines(b)[1]
-        bps = min(up.bandwidth_bps or ANY_BPS, down.bandwidth_bps or ANY_BPS)
-        return Link(2 * (up.delay_s + down.delay_s), bps)
+        if (found := self._lines.get((a, b))) is None:
+            up, down = self._world.network.lines(a)[0], self._world.network.lines(b)[1]
+            bps = min(up.bandwidth_bps or ANY_BPS, down.bandwidth_bps or ANY_BPS)
+            found = self._lines[a, b] = Link(2 * (up.delay_s + down.delay_s), bps)
+        return found
 
     def _with(self, stage: int, round: int, without: Collection[PeerId], *, is_exact: bool) -> list[PeerId]:
         del round, is_exact
@@ -51,19 +54,21 @@ class Oracle(Paths):
         return False
 
     def _figures_of(self, stage: int, peers: Iterable[PeerId], held: Mapping[PeerId, int]) -> dict[PeerId, Figures]:
-        del stage
         now, machines = self._world.clock.now(), {each.peer: each for each in self._world.machines.values()}
-        return {peer: self._true(machines[peer], now, held.get(peer, 0)) for peer in peers}
-
-    def _true(self, machine: Machine, now: float, num_held: int) -> Figures:
-        assert machine.member is not None
-        told, like = machine.member.served(), machine.computing.like
-        sent = [each for each in self._all_reserved() if each.peers[machine.stage] == machine.peer]
-        new = sum(each.num_prompt for each in sent if not each.is_read and each.at > now - ON_ITS_WAY_S)
-        return Figures(
-            like.step_ms / 1000, like.row_ms / 1000, like.token_ms / 1000, len(sent), told.num_waiting + new, num_held
-        )
+        sent: dict[PeerId, list[Reserved]] = {}
+        for each in self._all_reserved():
+            sent.setdefault(each.peers[stage], []).append(each)
+        return {peer: _true(machines[peer], sent.get(peer, []), now, held.get(peer, 0)) for peer in peers}
 
     def _all_reserved(self) -> Iterator[Reserved]:
         for entry in self._world.entries:
             yield from entry.paths._reserved
+
+
+def _true(machine: Machine, sent: Sequence[Reserved], now: float, num_held: int) -> Figures:
+    assert machine.member is not None
+    told, like = machine.member.served(), machine.computing.like
+    new = sum(each.num_prompt for each in sent if not each.is_read and each.at > now - ON_ITS_WAY_S)
+    return Figures(
+        like.step_ms / 1000, like.row_ms / 1000, like.token_ms / 1000, len(sent), told.num_waiting + new, num_held
+    )

@@ -288,10 +288,10 @@ def test_the_loss_of_paths_is_that_of_the_path_of_each_text(
     num = (len(words) - 1) // shared.seq_len
     samples = [words[at * shared.seq_len : (at + 1) * shared.seq_len + 1] for at in range(num)]
     seed = open_trained(str(trained / SEED), home).on("cpu")
+    models = [open_trained(str(trained / TRAINED / path_called(path)), home).on("cpu") for path in shared.cut.paths]
     losses = []
     for sample in samples:
-        path = shared.cut.paths[int(router.best(features(seed, [sample[:32]]))[0])]
-        model = open_trained(str(trained / TRAINED / path_called(path)), home).on("cpu")
+        model = models[int(router.best(features(seed, [sample[:32]]))[0])]
         likely = model(torch.tensor(sample[None, :-1])).log_softmax(-1)[0]
         losses += [-float(likely[at - 1, sample[at]]) for at in range(32, len(sample))]
     assert report["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
