@@ -42,9 +42,19 @@ class EngineBroken(WeftError):
     """A fault of weft's own has ended the engine. Its words may hold what was asked, so its kind and place are told."""
 
     def __init__(self, fault: Exception) -> None:
-        last = extract_tb(fault.__traceback__)[-1]
-        where = f"{type(fault).__name__} at {PurePath(last.filename).name}:{last.lineno}"
-        super().__init__(f"The engine has ended after a fault ({where}). Start the server again.")
+        super().__init__(f"The engine has ended after a fault ({_place_of(fault)}). Start the server again.")
+
+
+class TextBroken(WeftError):
+    """A fault of weft's own has ended a text. Its words may hold what was asked, so its kind and place are told."""
+
+    def __init__(self, fault: Exception) -> None:
+        super().__init__(f"The answer ends here, by a fault of the server's own ({_place_of(fault)}).")
+
+
+def _place_of(fault: Exception) -> str:
+    last = extract_tb(fault.__traceback__)[-1]
+    return f"{type(fault).__name__} at {PurePath(last.filename).name}:{last.lineno}"
 
 
 class Constraint(Protocol):

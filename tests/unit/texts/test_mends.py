@@ -7,10 +7,12 @@ import pytest
 from unit.engine.test_step import text_of
 from unit.texts.stages import Served, of_the_whole, tokens_of, wanted
 from unit.texts.test_stages import PROMPT, until_drawn
+from weft.engine.text import TextBroken
 from weft.ids import PeerId
 from weft.texts import outbox
 from weft.texts.asking.entry import WAIT_S
 from weft.texts.asking.no_path import NoPath
+from weft.texts.asking.path import Paths
 from weft.texts.asking.patience import FIRST_S
 from weft.texts.asking.under_way import TextOfMembers
 
@@ -89,5 +91,28 @@ def test_who_is_back_too_late_finds_a_text_ended_and_draws_the_next() -> None:
         await asyncio.sleep(1)
         assert back.num_texts == 0
         assert await tokens_of(served.entry.begin(asked)) == expected
+
+    served.run(play)
+
+
+def test_a_fault_of_wefts_own_ends_a_text_that_begins_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served((1, 1))
+    (expected,) = of_the_whole(asked := wanted(PROMPT, 8))
+    reserve = Paths.reserve
+
+    def fails(_paths: Paths, *_given: object, **_named: object) -> None:
+        raise ZeroDivisionError("what was asked")
+
+    async def play() -> None:
+        loop, faults = asyncio.get_running_loop(), list[object]()
+        loop.set_exception_handler(lambda _loop, context: faults.append(context.get("exception")))
+        monkeypatch.setattr(Paths, "reserve", fails)
+        async with asyncio.timeout(WAIT_S / 2):
+            with pytest.raises(TextBroken, match=r"ZeroDivisionError at test_mends\.py:") as caught:
+                await tokens_of(served.entry.begin(asked))
+        assert "what was asked" not in str(caught.value)
+        monkeypatch.setattr(Paths, "reserve", reserve)
+        assert await tokens_of(served.entry.begin(asked)) == expected
+        assert [type(each) for each in faults] == [ZeroDivisionError]
 
     served.run(play)

@@ -29,7 +29,7 @@ from weft.clock import Clock
 from weft.engine.draw import Drawn
 from weft.engine.engine import MAX_BEHIND, MAX_WAITING, Totals
 from weft.engine.scheduling.shares import all_who_make_way, first_of_most, youngest
-from weft.engine.text import Full, Text, Unread, Wanted, check
+from weft.engine.text import Full, Text, TextBroken, Unread, Wanted, check
 from weft.errors import ConfigError
 from weft.events import Emit, Event
 from weft.ids import PeerId
@@ -113,8 +113,15 @@ class Entry:
         under = UnderWay(self, self._new_secret(SECRET_NBYTES), text, form)
         self._under_way[under.id] = self._by_text[text] = under
         self._count()
-        self.tasks.spawn(under.begin())
+        self.tasks.spawn(self._begin(under))
         return text
+
+    async def _begin(self, under: UnderWay) -> None:
+        try:
+            await under.begin()
+        except Exception as fault:  # of weft's own: who reads it hears of it, and does not wait for ever
+            under.end(TextBroken(fault))
+            raise
 
     def _have_places(self, wanted: Wanted, num: int) -> None:
         """Have a place for the first of so many texts: where none is free, end the youngest that waits of who has most
