@@ -66,11 +66,8 @@ class Oracle(Paths):
 
 
 def _true(machine: Machine, sent: Sequence[Reserved], now: float, num_held: int) -> Figures:
-    like = machine.computing.like
-    if machine.member is None:  # gone, of a text's path so far: whoever has read of it counts
-        return Figures(like.step_ms / 1000, like.row_ms / 1000, like.token_ms / 1000, len(sent), 0, num_held)
-    told = machine.member.served()
-    new = sum(each.num_prompt for each in sent if not each.is_read and each.at > now - ON_ITS_WAY_S)
-    return Figures(
-        like.step_ms / 1000, like.row_ms / 1000, like.token_ms / 1000, len(sent), told.num_waiting + new, num_held
-    )
+    like, num_waiting = machine.computing.like, 0
+    if machine.member is not None:  # else it has gone
+        new = sum(each.num_prompt for each in sent if not each.is_read and each.at > now - ON_ITS_WAY_S)
+        num_waiting = machine.member.served().num_waiting + new
+    return Figures(like.step_ms / 1000, like.row_ms / 1000, like.token_ms / 1000, len(sent), num_waiting, num_held)

@@ -343,6 +343,13 @@ def let_all_go_to(patch: pytest.MonkeyPatch, chosen: list[Machine]) -> None:
     patch.setattr(Router, "reserve", goes_to_them)
 
 
+def victim_that_brings(victims: list[Machine], conductor: Conductor, payload: Digest | None) -> Machine | None:
+    """Return the victim that a conductor is of, where it lives, has been in some rounds, and announces a payload."""
+    found = next((each for each in victims if each.id == conductor._part.channel.peer and not each.is_dead), None)
+    is_due = found is not None and payload is not None and len(found.seen(RoundCommitted)) > 10
+    return found if is_due else None
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_member_that_comes_back_hears_how_far_the_others_are_though_they_all_wait(
@@ -354,8 +361,7 @@ def test_a_member_that_comes_back_hears_how_far_the_others_are_though_they_all_w
     victims, heard, hear = list[Machine](), set[PeerId](), Barrier._on_passing
 
     async def or_dies(self: Conductor, payload: Digest | None) -> None:
-        machine = next((each for each in victims if each.id == self._part.channel.peer and not each.is_dead), None)
-        if machine is not None and payload is not None and len(machine.seen(RoundCommitted)) > 10:
+        if (machine := victim_that_brings(victims, self, payload)) is not None:
             machine.kill()
             await asyncio.sleep(1.0)
         await announcing(self, payload)
@@ -411,8 +417,7 @@ def test_a_member_with_nothing_to_bring_waits_for_no_word_of_one_that_is_gone(
             waiting.discard(self._part.channel.peer)
 
     async def or_dies(self: Conductor, payload: Digest | None) -> None:
-        machine = next((each for each in victims if each.id == self._part.channel.peer and not each.is_dead), None)
-        if machine is not None and payload is not None and len(machine.seen(RoundCommitted)) > 10:
+        if (machine := victim_that_brings(victims, self, payload)) is not None:
             while not waiting & set(self._part.channel.peers):  # noqa: ASYNC110  # nobody tells
                 await asyncio.sleep(0.1)
             machine.kill()
@@ -498,8 +503,7 @@ def test_a_round_goes_on_whose_only_work_went_with_a_member_that_was_killed(
     async def and_dies(self: Conductor, payload: Digest | None) -> None:
         """Be killed once the others have heard that there is a payload, and before they have any of it."""
         await announcing(self, payload)
-        machine = next((each for each in victims if each.id == self._part.channel.peer and not each.is_dead), None)
-        if machine is not None and payload is not None and len(machine.seen(RoundCommitted)) > 10:
+        if (machine := victim_that_brings(victims, self, payload)) is not None:
             await asyncio.sleep(0.05)
             machine.kill()
             await asyncio.sleep(1.0)
