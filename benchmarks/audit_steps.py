@@ -6,7 +6,8 @@ for honest (`weft.verify.judge`).
 States of runs of two sizes, from several seeds and places, are taken one step further: by an auditor, by processes
 with other instruction sets and numbers of threads, and in ways that no honest peer takes. The threshold of bf16 was
 chosen on states of seeds 0 to 4, that of fp32 on other models. A case is found where the parameters or one of the
-optimizer's vectors lie farther apart than they may, and in fp32 the parameters are not those of their own moments.
+optimizer's vectors lie farther apart than they may; and in fp32 the parameters are not those of their own moments, and
+rounding does not lead as far on the auditor's machine.
 """
 
 import argparse
@@ -30,7 +31,18 @@ from weft import rng
 from weft.clock import SystemClock
 from weft.config import from_tree
 from weft.data.batch import Batches
-from weft.peer.audit.steps import LOCAL, Compared, distance, followed_adamw, state_of
+from weft.peer.audit.steps import (
+    LOCAL,
+    Compared,
+    distance,
+    followed_adamw,
+    held_of,
+    led_apart,
+    roundings,
+    state_of,
+    why_beyond,
+    widened_by,
+)
 from weft.run.config import RunConfig, RunFile
 from weft.run.genesis import initial, seal
 from weft.run.machine import PeerConfig
@@ -148,16 +160,20 @@ class Found(NamedTuple):
     differs: bool
 
 
-def found(numerics: Numerics, is_honest: bool, who: str, case: Case, mine: State, theirs: State) -> Found:
+def found(
+    numerics: Numerics, is_honest: bool, who: str, case: Case, auditor: Peer, mine: State, theirs: State
+) -> Found:
     apart = {name: distance(case.before[name], mine[name], theirs[name]) for name in mine}
     parameters, optimizer = apart[LOCAL], max(far for name, far in apart.items() if name != LOCAL)
     is_equal = all(torch.equal(mine[name], theirs[name]) for name in mine)
     is_new = not case.place
-    is_far = parameters > threshold(numerics, 1, is_new=is_new) or optimizer > threshold_of_moments(numerics, 1)
-    differs = is_far and not is_equal
+    held = held_of(numerics, 1, apart, is_new=is_new)
+    differs = why_beyond(apart, held) is not None and not is_equal
     if differs and numerics == "fp32":
-        both = Compared(case.before, mine, theirs, apart)
-        differs = not followed_adamw(AdamWConfig(), LR, case.place + 1, both).is_honest
+        both, made = Compared(case.before, mine, theirs, apart), (case.before, mine)
+        rounded = [led_apart(made, (off, auditor.step(off, case.place))) for off in roundings(case.before)]
+        is_followed = followed_adamw(AdamWConfig(), LR, case.place + 1, both).is_honest
+        differs = not is_followed and why_beyond(apart, widened_by(held, 1, rounded)) is not None
     return Found(numerics, is_honest, who + FIRST if is_new else who, parameters, optimizer, differs)
 
 
@@ -248,11 +264,12 @@ def play(text: Path, sizes: list[str], first: int) -> Iterator[Found]:
                 honest = Peer(*sealed(folder, size, case.seed, numerics), AUDITOR_THREADS)
                 mines.append(honest.step(case.before, case.place))
                 for cheat, theirs in cheats(folder, size, numerics, case, honest, mines[-1]):
-                    yield found(numerics, False, cheat, case, mines[-1], theirs)
+                    yield found(numerics, False, cheat, case, honest, mines[-1], theirs)
             for machine in MACHINES:
                 all_theirs = elsewhere(folder, size, numerics, machine)
                 for case, mine, theirs in zip(all_cases, mines, all_theirs, strict=True):
-                    yield found(numerics, True, machine, case, mine, theirs)
+                    honest = Peer(*sealed(folder, size, case.seed, numerics), AUDITOR_THREADS)
+                    yield found(numerics, True, machine, case, honest, mine, theirs)
 
 
 def rows(all_found: list[Found]) -> Iterator[list[object]]:

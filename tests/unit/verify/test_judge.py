@@ -2,6 +2,7 @@
 
 import pytest
 
+from weft.peer.audit.steps import widened_by
 from weft.verify.judge import Numerics, threshold, threshold_of_moments
 
 # Of one step, measured: the largest honest distance, and the least of a cheat: in bf16 of one at the samples, for a
@@ -36,3 +37,14 @@ def test_of_exact_numbers_no_distance_is_held_for_honest() -> None:
     for num_steps in (1, 100):
         assert threshold("exact", num_steps) < 0.0
         assert threshold_of_moments("exact", num_steps) < 0.0
+
+
+def test_where_rounding_leads_farther_three_times_the_farthest_of_all_draws_is_held() -> None:
+    """What turned signs come to differs as much from draw to draw: once a lease lay 3.6e-4 apart, and the first draw
+    1.3e-4 (docs/adr/0112)."""
+    draws = [{"local": 1.3e-4, "moment2": 1.5e-5}, {"local": 3.5e-4}, {"local": 5.3e-4, "moment2": 1.0e-5}]
+    held = widened_by({"local": threshold("fp32", 2), "moment2": threshold_of_moments("fp32", 2)}, 2, draws)
+    assert held["local"] == pytest.approx(3 * 5.3e-4)
+    assert held["moment2"] == threshold_of_moments("fp32", 2)
+    assert widened_by({"local": 1.5e-4}, 1, []) == {"local": 1.5e-4}
+    assert widened_by({"local": 1.5e-4}, 4, [{"local": 1.0}]) == {"local": 5e-2}, "never farther than in bf16"

@@ -22,6 +22,7 @@ Failure:
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -61,10 +62,14 @@ from weft.peer.audit.steps import (
     distance,
     farthest,
     followed,
+    held_of,
     lean,
+    led_apart,
     of_followed,
     repeat,
-    why_unlike,
+    roundings,
+    why_beyond,
+    widened_by,
     words_of,
 )
 from weft.peer.context import Context
@@ -106,6 +111,7 @@ class _Shown:
     theirs: StateIndex | None = None
     opened: AuditOpened | None = None
     unreached: str | None = None  # why no training leads to what is shown, if none does
+    begun: tuple[Tensor, Head] | None = None  # the outer parameters that the steps' segment began at
 
 
 class Auditor:
@@ -266,8 +272,7 @@ class Auditor:
                 shown.answer = await self._asked(audit)
                 return Came()
             case "making":
-                assert shown.answer is not None
-                shown.before, shown.mine, shown.unreached = await self._made(audit, shown.answer)
+                await self._make(audit, shown)
                 shown.own = await self._context.compute.serve(lambda: state_index(shown.mine))
                 return Made(digest_of(shown.own))
             case "opening":
@@ -318,10 +323,10 @@ class Auditor:
             raise NotShown(answer.reason)
         return answer
 
-    async def _made(self, audit: Audit, answer: AuditAnswer) -> tuple[dict[str, Tensor], dict[str, Tensor], str | None]:
-        """Check what the worker shows; return the state before the steps, what this machine comes to by them, and why
-        no training leads to what is shown, if none does."""
-        work, link = audit.work, audit.link
+    async def _make(self, audit: Audit, shown: _Shown) -> None:
+        """Check what the worker shows, and make the steps."""
+        work, link, answer = audit.work, audit.link, shown.answer
+        assert answer is not None
         checks, heads = self._checks, self._checks.heads_of(work)
         await checks.begins(audit, answer, heads)
         last = await checks.index(audit, answer.last, num_states(work.segments, checks.trace_every) - 1, work)
@@ -329,8 +334,10 @@ class Auditor:
         why = await checks.payload(audit, answer, last, Begun(len(heads) - 1, heads, outer))
         if head is not heads[-1]:
             outer = await checks.outer(audit, head)
-        state, no_training = await checks.drawn_from(audit, answer, Begun(link.segment, heads, outer))
-        return state, await self._repeated(audit, state, outer, head), no_training or why
+        shown.begun = outer, head
+        shown.before, no_training = await checks.drawn_from(audit, answer, Begun(link.segment, heads, outer))
+        shown.unreached = no_training or why
+        shown.mine = await self._repeated(audit, shown.before, outer, head)
 
     async def _repeated(self, audit: Audit, state: dict[str, Tensor], outer: Tensor, head: Head) -> dict[str, Tensor]:
         """Return the state that this machine comes to by the steps."""
@@ -372,11 +379,15 @@ class Auditor:
         theirs = await self._checks.pulled(audit, index)
         unequal = [each for each in mine if index.vector(each).chunks != own.vector(each).chunks]
         apart = await serve(lambda: {each: distance(before[each], mine[each], theirs[each]) for each in unequal})
-        why = why_unlike(trust.numerics, audit.link.num_steps, apart, is_new=audit.is_new)
-        far = None if trust.is_exact else farthest(trust.numerics, audit.link.num_steps, apart, is_new=audit.is_new)
-        both = Compared(before, mine, theirs, apart)
-        if far is not None and far.share > NEAR and (found := await self._followed(audit, both)):
-            why, far = (None, of_followed(found)) if found.is_honest else (why, far)
+        held = held_of(trust.numerics, audit.link.num_steps, {LOCAL, *apart}, is_new=audit.is_new)
+        why, far = why_beyond(apart, held), None if trust.is_exact else farthest(apart, held)
+        if trust.numerics == "fp32" and far is not None and far.share > NEAR:
+            found = await self._followed(audit, Compared(before, mine, theirs, apart))
+            if found is not None and found.is_honest:
+                why, far = None, of_followed(found)
+            else:
+                held = widened_by(held, audit.link.num_steps, await self._rounded(audit, shown))
+                why, far = why_beyond(apart, held), farthest(apart, held)
         if why is not None:
             shows = await self._proof_of_step(audit, shown, theirs)
             return Found("differs", why, max(apart.values()), shows, far)
@@ -387,12 +398,21 @@ class Auditor:
         """Return how the worker's parameters lie to its own moments; None: that cannot be told."""
         segment, link = audit.work.segments[audit.link.segment], audit.link
         head, run = self._heads.known(Digest(segment.head)), self._replica.run
-        is_fp32 = isinstance(run.trust, AuditedTrust) and run.trust.numerics == "fp32"
-        if head is None or link.num_steps != 1 or not is_fp32:
+        if head is None or link.num_steps != 1:
             return None
         return await self._context.compute.serve(
             lambda: followed(run, head, segment, link.first, audit.num_before_segment, both)
         )
+
+    async def _rounded(self, audit: Audit, shown: _Shown) -> list[dict[str, float]]:
+        """Return how far rounding alone leads by these steps, by vector, each time that they are made once more."""
+        assert shown.begun is not None
+        found, made = list[dict[str, float]](), (shown.before, shown.mine)
+        for off in roundings(shown.before):
+            with suppress(Differs):
+                away = await self._repeated(audit, off, *shown.begun)
+                found.append(await self._context.compute.serve(partial(led_apart, made, (off, away))))
+        return found
 
     async def _proof_of_step(self, audit: Audit, looked: _Shown, theirs: dict[str, Tensor]) -> Warrant | None:
         """Return what shows that the optimizer did not make a step, if it did not: by the gradient that the worker has

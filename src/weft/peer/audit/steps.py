@@ -1,6 +1,6 @@
 """Training steps that somebody has made, made again on this machine: by who made them, and by who audits them."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from fractions import Fraction
 from math import inf, isfinite, sqrt
 from typing import NamedTuple
@@ -11,6 +11,7 @@ from jaxtyping import Float32, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
+from weft import rng
 from weft.data.rows import Batch
 from weft.errors import DataError
 from weft.ids import Digest, PeerId, Round
@@ -28,12 +29,23 @@ from weft.sync.records.work import Segment
 from weft.training.optimizer import adamw_direction
 from weft.training.trainer import Trainer
 from weft.verify.calibration import Apart
-from weft.verify.judge import OF_FOLLOWED, Followed, Numerics, threshold, threshold_of_moments
+from weft.verify.judge import (
+    NUM_ROUNDINGS,
+    OF_FOLLOWED,
+    ROUNDING,
+    Followed,
+    Numerics,
+    threshold,
+    threshold_of_moments,
+    widened,
+)
 from weft.wire import Buffer, digest_of
 
 LOCAL, ERROR = "local", "error"
 MOMENTS = ("moment1", "moment2")  # of AdamW
 _PIECE = 1 << 20  # parameters that are compared at a time, in fp64
+
+State = Mapping[str, Tensor]
 
 
 class Away(Exception):
@@ -228,14 +240,13 @@ def lean(before: Tensor, mine: Tensor, theirs: Tensor) -> float:
     return found if isfinite(found) else 0.0
 
 
-def farthest(numerics: Numerics, num_steps: int, apart: Mapping[str, float], *, is_new: bool = False) -> Apart:
+def farthest(apart: Mapping[str, float], held: Mapping[str, float]) -> Apart:
     """Return how far a state lies from what this machine comes to, by the vector that lies farthest.
 
     Args:
         apart: by vector, where one differs.
-        is_new: the first of the steps is the first of an optimizer.
+        held: how far each may, the parameters among them.
     """
-    held = held_of(numerics, num_steps, {LOCAL, *apart}, is_new=is_new)
     measured = [Apart(far, held[name]) for name, far in apart.items()]
     return max(measured, key=lambda each: each.share, default=Apart(0.0, held[LOCAL]))
 
@@ -246,27 +257,56 @@ def of_followed(found: Followed) -> Apart:
     return max(apart, key=lambda each: each.share)
 
 
-def why_unlike(numerics: Numerics, num_steps: int, apart: Mapping[str, float], *, is_new: bool = False) -> str | None:
-    """Return what an honest machine does not come to by so many steps; None: nothing.
+def held_of(numerics: Numerics, num_steps: int, names: Iterable[str], *, is_new: bool = False) -> dict[str, float]:
+    """Return how far vectors of a state may lie apart after so many steps, by name.
 
     Args:
-        apart: by vector of a state, the distance from what this machine comes to.
         is_new: the first of the steps is the first of an optimizer.
     """
-    return why_beyond(apart, held_of(numerics, num_steps, apart, is_new=is_new))
-
-
-def held_of(numerics: Numerics, num_steps: int, names: Iterable[str], *, is_new: bool = False) -> dict[str, float]:
-    """Return how far vectors of a state may lie apart, by name; arguments as of `why_unlike`."""
     parameters, memory = threshold(numerics, num_steps, is_new=is_new), threshold_of_moments(numerics, num_steps)
     return {name: parameters if name == LOCAL else memory for name in names}
 
 
-def why_beyond(apart: Mapping[str, float], held: Mapping[str, float]) -> str | None:
-    """As `why_unlike`.
+def roundings(state: State) -> Iterator[dict[str, Tensor]]:
+    """Yield states whose parameters are off by `ROUNDING`, by chance, always the same ones. So all that is summed in a
+    step from them is off as on other machines, also where it nearly cancels."""
+    start = state[LOCAL]
+    for number in range(NUM_ROUNDINGS):
+        noise = torch.from_numpy(rng.stream(number, "rounding").standard_normal(len(start), dtype=np.float32))
+        yield {**state, LOCAL: start + noise.mul_(start).mul_(ROUNDING)}
+
+
+def led_apart(made: tuple[State, State], rounded: tuple[State, State], end: State | None = None) -> dict[str, float]:
+    """Return how far rounding alone leads by steps, by vector, relative to what they change. Parameters that were off
+    stay off by as much, which does not count.
 
     Args:
-        held: how far each vector may lie apart.
+        made: a state before steps, and what this machine comes to by them.
+        rounded: the same from one of `roundings`.
+        end: what it came to where it is compared; None: there.
+    """
+    (before, after), (off, away) = made, rounded
+    mine = after if end is None else end
+    return {
+        name: distance(at, mine[name], mine[name] + (away[name] - off[name]) - (after[name] - at))
+        for name, at in before.items()
+    }
+
+
+def widened_by(held: Mapping[str, float], num_steps: int, rounded: Collection[Mapping[str, float]]) -> dict[str, float]:
+    """Return how far vectors may lie apart after steps that rounding leads so far apart, each time (`led_apart`)."""
+    return {
+        name: widened(num_steps, usual, max((each.get(name, 0.0) for each in rounded), default=0.0))
+        for name, usual in held.items()
+    }
+
+
+def why_beyond(apart: Mapping[str, float], held: Mapping[str, float]) -> str | None:
+    """Return what an honest machine does not come to; None: nothing.
+
+    Args:
+        apart: by vector of a state, the distance from what this machine comes to.
+        held: how far each may lie apart.
     """
     wrong = [name for name, far in apart.items() if not far <= held[name]]
     if not wrong:

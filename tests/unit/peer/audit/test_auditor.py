@@ -124,10 +124,10 @@ def test_a_worker_that_answers_for_ever_and_shows_not_all_of_what_it_named_has_n
         await asyncio.sleep(ANSWER_S / 2 if asked[0] == 1 else 0.0)
         return AuditAnswer(is_ready=True)
 
-    async def nothing(_self: Any, _audit: Any, _answer: Any) -> Any:
+    async def nothing(_self: Any, _audit: Any, _shown: Any) -> None:
         raise lacks
 
-    for name, each in (("_asked", answers), ("_made", nothing)):
+    for name, each in (("_asked", answers), ("_make", nothing)):
         monkeypatch.setattr(Auditor, name, each)
     monkeypatch.setattr(Checks, "claim", lambda _self, _audit: None)
     monkeypatch.setattr(checks, "shape_of", lambda _trainer: ())
@@ -251,12 +251,12 @@ class Shown:
         self.trace = tree.root()
         monkeypatch.setattr(Checks, "claim", lambda _self, _audit: None)
         monkeypatch.setattr(checks, "shape_of", lambda _trainer: index.shape)
-        monkeypatch.setattr(Auditor, "_made", self._made)
+        monkeypatch.setattr(Auditor, "_make", self._make)
 
-    async def _made(self, audit: Audit, answer: AuditAnswer) -> Any:
+    async def _make(self, audit: Audit, shown: Any) -> None:
         """Fetch all of a state as each audit does; then leave it at that."""
         self.num_tries += 1
-        index = await self.looks.index(audit, answer.last, 1, audit.work)
+        index = await self.looks.index(audit, shown.answer.last, 1, audit.work)
         vectors = await self.looks.pulled(audit, index)
         self.has_come = torch.equal(vectors[LOCAL], torch.arange(300_000.0))
         raise checks.Unknown

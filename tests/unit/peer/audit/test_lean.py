@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unit.peer.audit.lean_program import NUM, State, step, trainer
 from weft.ids import PeerId
-from weft.peer.audit.steps import LOCAL, distance, farthest, lean, state_of
+from weft.peer.audit.steps import LOCAL, distance, farthest, held_of, lean, state_of
 from weft.verify.calibration import NEAR
 from weft.verify.judge import Numerics, threshold
 from weft.verify.steering import Steered, Steering
@@ -36,9 +36,9 @@ def test_a_step_that_is_longer_leans_by_as_much() -> None:
 
 
 def test_the_vector_counts_that_lies_farthest_of_what_it_may() -> None:
-    far = farthest("bf16", 4, {LOCAL: 1e-2, "moment1": 5e-2})
+    far = farthest({LOCAL: 1e-2, "moment1": 5e-2}, held_of("bf16", 4, (LOCAL, "moment1")))
     assert (far.distance, far.share) == (5e-2, pytest.approx(5e-2 / 6e-2))
-    assert farthest("fp32", 1, {}).distance == 0.0
+    assert farthest({}, held_of("fp32", 1, (LOCAL,))).distance == 0.0
 
 
 def suspicions(numerics: Numerics, states: list[State], mine: list[Tensor], theirs: list[Tensor]) -> list[Steered]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from unit.verify.evidence.forge import ME, done, rules
 from weft.peer.audit.reach import is_possible, is_within, longest, rates, steepest
-from weft.peer.audit.steps import distance, why_unlike
+from weft.peer.audit.steps import distance, held_of, why_beyond
 from weft.sync.merge import outer
 from weft.sync.method.choices import AdamWConfig, InnerSgdConfig, MuonConfig
 from weft.verify.judge import MOMENTS
@@ -91,12 +91,12 @@ def test_a_little_in_moments_would_let_a_whole_lease_pass_for_one_honest_step() 
     honest = float((step(20) - local).norm())
     mine = held["moment1"].clone()
     held["moment1"][-1] += 0.9 * MOMENTS["bf16"] * float((mine - before).norm())
-    assert why_unlike("bf16", 1, {"moment1": distance(before, mine, held["moment1"])}) is None
+    assert why_beyond({"moment1": distance(before, mine, held["moment1"])}, held_of("bf16", 1, ("moment1",))) is None
     state = {name: vector.numpy() for name, vector in held.items()}
     assert not is_possible(AdamWConfig(), CLIP, 20, state)
     start, anything = step(21), local + 50 * honest * num**-0.5
     anything[-1] = local[-1]
-    assert why_unlike("bf16", 1, {"local": distance(start, local, anything)}) is None
+    assert why_beyond({"local": distance(start, local, anything)}, held_of("bf16", 1, ("local",))) is None
 
 
 def test_momentum_is_no_longer_than_gradients_make_it() -> None:

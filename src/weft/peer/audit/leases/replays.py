@@ -17,15 +17,14 @@ of who signed (`DataError`), and what does, and is not so, is (`differs`).
 """
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
 import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft import rng
 from weft.errors import CheckpointError, DataError, NotFinite, WireError
 from weft.ids import Digest, PeerId, Round, short
 from weft.ledger.tree import Tree
@@ -35,13 +34,16 @@ from weft.peer.audit.steps import (
     LOCAL,
     distance,
     held_of,
+    led_apart,
     method_at,
     named_error,
     payload_of_end,
     repeat,
+    roundings,
     shape_of,
     state_of,
     why_beyond,
+    widened_by,
 )
 from weft.peer.messages import NamedState
 from weft.run.config import RunConfig
@@ -54,7 +56,7 @@ from weft.training.device import first_line
 from weft.training.learner import nothing
 from weft.training.trainer import Trainer
 from weft.verify.evidence.works import false_by_words, false_claim
-from weft.verify.judge import ROUNDING, Numerics, widened
+from weft.verify.judge import Numerics
 from weft.wire import Buffer, decode, digest, digest_of
 
 Outcome = Literal["equal", "near", "differs", "unknown"]
@@ -317,34 +319,25 @@ class Replays:
         num_steps = max(segment.num_steps, 1)
         held = held_of(self._numerics, num_steps, apart, is_new=case.is_new(number))
         if self._numerics == "fp32" and why_beyond(apart, held) is not None:
-            rounded = self._rounded(case, number, made, mine)
-            held = {name: widened(num_steps, usual, rounded.get(name, 0.0)) for name, usual in held.items()}
+            held = widened_by(held, num_steps, self._rounded(case, number, made, mine))
         if (why := why_beyond(apart, held)) is not None:
             return replace(case.of(number, "differs", why, max(apart.values())), held=held[LOCAL])
         return replace(case.of(number, "near", distance=apart[LOCAL]), held=held[LOCAL])
 
-    def _rounded(self, case: Case, number: int, made: _Made, mine: State) -> dict[str, float]:
-        """Return how far rounding alone leads in a lease, by vector, relative to what the lease changed.
-
-        Its steps are made once more from parameters that are some roundings off, which stay off by as much: what all
-        sums of a step come to is off by that, as on another machine, also where they nearly cancel.
+    def _rounded(self, case: Case, number: int, made: _Made, mine: State) -> list[dict[str, float]]:
+        """Return how far rounding alone leads in a lease, by vector, each time that its steps are made once more.
 
         Args:
             mine: what the lease came to, at the parameters where it is compared.
         """
         if not case.work.segments[number].num_steps:
-            return {}
-        start, generator = made.begin[LOCAL], rng.stream(0, "rounding")
-        noise = torch.from_numpy(generator.standard_normal(len(start), dtype=np.float32))
-        begin = {**made.begin, LOCAL: start + noise.mul_(start).mul_(ROUNDING)}
-        try:
-            end = self._repeated(case, number, begin, lambda _num: self._between())
-        except _Differs:
-            return {}
-        return {
-            name: distance(made.begin[name], mine[name], mine[name] + (end[name] - begin[name]) - (made.end[name] - at))
-            for name, at in made.begin.items()
-        }
+            return []
+        found = list[dict[str, float]]()
+        for begin in roundings(made.begin):
+            with suppress(_Differs):
+                end = self._repeated(case, number, begin, lambda _num: self._between())
+                found.append(led_apart((made.begin, made.end), (begin, end), mine))
+        return found
 
     # --- from the work before ---
 
