@@ -7,20 +7,23 @@
 Both minimise what production minimises, so they differ from it by what they know alone.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from weft.ids import PeerId
 from weft.sim.serving.machines import Machine
 from weft.sim.serving.play import Stage
-from weft.texts.asking.path import Figures, Link, Paths, Reserved
+from weft.texts.asking.path import Figures, Link, Paths, Reserved, Wanted
 
 ON_ITS_WAY_S = 0.1  # after which what was asked for has come to its members
 ANY_BPS = 1e12
 
 
 class Blind(Paths):
-    def _figures_of(self, stage: int, peers: Iterable[PeerId], held: Mapping[PeerId, int]) -> dict[PeerId, Figures]:
-        seen = super()._figures_of(stage, peers, held)
+    def _figures_of(
+        self, stage: int, peers: Iterable[PeerId], held: Mapping[PeerId, int], was: Reserved | None
+    ) -> dict[PeerId, Figures]:
+        seen = super()._figures_of(stage, peers, held, was)
         return {peer: figures._replace(num_rows=0, num_waiting=0) for peer, figures in seen.items()}
 
 
@@ -44,25 +47,18 @@ class Oracle(Paths):
             found = self._lines[a, b] = Link(2 * (up.delay_s + down.delay_s), bps)
         return found
 
-    def _with(self, stage: int, round: int, without: Collection[PeerId], *, is_exact: bool) -> list[PeerId]:
-        del round, is_exact
-        there = [each for each in self._world.machines.values() if each.stage == stage and each.member is not None]
-        return [each.peer for each in there if each.peer not in without]
+    def reserve(self, wanted: Wanted, now: float, *, without: Collection[PeerId] = (), **how: Any) -> Reserved | None:
+        gone = {each.peer for each in self._world.machines.values() if each.member is None}
+        return super().reserve(wanted, now, without=gone.union(without), **how)
 
-    def _is_exact(self, stage: int, peer: PeerId) -> bool:
-        del stage, peer
-        return False
-
-    def _figures_of(self, stage: int, peers: Iterable[PeerId], held: Mapping[PeerId, int]) -> dict[PeerId, Figures]:
+    def _figures_of(
+        self, stage: int, peers: Iterable[PeerId], held: Mapping[PeerId, int], was: Reserved | None
+    ) -> dict[PeerId, Figures]:
+        del was  # it is counted no more
         now, machines = self._world.clock.now(), {each.peer: each for each in self._world.machines.values()}
-        sent: dict[PeerId, list[Reserved]] = {}
-        for each in self._all_reserved():
-            sent.setdefault(each.peers[stage], []).append(each)
-        return {peer: _true(machines[peer], sent.get(peer, []), now, held.get(peer, 0)) for peer in peers}
-
-    def _all_reserved(self) -> Iterator[Reserved]:
-        for entry in self._world.entries:
-            yield from entry.paths._reserved
+        asking = [entry.paths for entry in self._world.entries]
+        sent = {peer: [each for paths in asking for each in paths.sent(stage, peer)] for peer in peers}
+        return {peer: _true(machines[peer], sent[peer], now, held.get(peer, 0)) for peer in sent}
 
 
 def _true(machine: Machine, sent: Sequence[Reserved], now: float, num_held: int) -> Figures:

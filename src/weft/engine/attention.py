@@ -33,7 +33,8 @@ class Group:
 
     Args:
         start, num: their rows among all are the `num` times `num_new` from `start` on, one sequence after the other.
-        kept: where their keys and values are, by sequence, head and page; what a shorter one lacks is page 0, masked.
+        kept: where their keys and values are, by sequence, head and page; what a shorter one lacks is its first page,
+            masked.
         mask: added to scores, 0 or -inf, by window.
     """
 
@@ -59,6 +60,10 @@ class Kept(Protocol):
         Args:
             places: one per row and head, as if all pages were one list.
         """
+        ...
+
+    def clear(self, places: Int64[Tensor, " written"]) -> None:
+        """Have zeros there: 0 times what is no number is none, also where it is masked."""
         ...
 
     def attend(
@@ -90,6 +95,10 @@ class Rounded:
     ) -> None:
         for kept, x in ((self._keys, k), (self._values, v)):
             kept.view(-1, self._shape[-1]).index_copy_(0, places, x.reshape(-1, x.shape[-1]).to(kept.dtype))
+
+    def clear(self, places: Int64[Tensor, " written"]) -> None:
+        for kept in (self._keys, self._values):
+            kept.view(-1, self._shape[-1]).index_fill_(0, places, 0)
 
     def attend(
         self, group: Group, q: Float[Tensor, "rows heads head"], window: int | None
@@ -125,6 +134,11 @@ class Integers:
             whole, scale = rounded(x.reshape(-1, x.shape[-1]))
             kept.view(-1, self._shape[-1]).index_copy_(0, places, whole.to(torch.int8))
             scales.view(-1, 1).index_copy_(0, places, scale)
+
+    def clear(self, places: Int64[Tensor, " written"]) -> None:
+        for kept, scales in ((self._keys, self._key_scales), (self._values, self._value_scales)):
+            kept.view(-1, self._shape[-1]).index_fill_(0, places, 0)
+            scales.view(-1, 1).index_fill_(0, places, 0)
 
     def attend(
         self, group: Group, q: Float[Tensor, "rows heads head"], window: int | None

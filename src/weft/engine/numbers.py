@@ -106,6 +106,7 @@ def _largest(x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows one"]:
 _LEAST = torch.finfo(torch.float32).tiny * MAX_ACTIVATION  # of a row of zeros: nothing is divided by 0
 
 _SQUARED = 2.0**20  # fp64 holds sums of so large integers' squares whole, up to a width of 2^13
+_LEAST_SQUARED = 2.0**-100  # of a row of zeros: fp32 holds `_SQUARED` by that
 
 Product = Callable[[Int8[Tensor, "rows in"]], Float[Tensor, "rows out"]]
 
@@ -144,7 +145,7 @@ def normed(
 
     Raises no error at widths up to 2^13: 2^13 squares of 20 bits are what fp64 holds whole.
     """
-    most = _largest(x).double()
+    most = _largest(x).clamp_min_(_LEAST_SQUARED).double()
     whole = (x * (_SQUARED / most).float()).round_().double()
     mean = whole.square_().mean(-1, keepdim=True).mul_((most / _SQUARED).square_())
     found: Tensor = x * mean.add_(eps).rsqrt_().float() * weight

@@ -213,8 +213,10 @@ class Stepper:
         self.sums = []
         if (replayed := self._replayed(pieces, self._logits)) is not None:
             logits, spans = replayed
+            self._clear_broken(logits, pieces, spans)
             return logits[self._ids(_last(pieces, spans))]
         x, spans = self._through(pieces)
+        self._clear_broken(x, pieces, spans)
         self.sums = [
             self._normed(x[span], self._weights.norm).sum(0)
             for piece, span in zip(pieces, spans, strict=True)
@@ -227,9 +229,21 @@ class Stepper:
         """Compute all rows, keep their keys and values, and return what goes to the next section, fp32, by piece."""
         if (replayed := self._replayed(pieces, self._computed)) is not None:
             x, spans = replayed
+            self._clear_broken(x, pieces, spans)
             return [x[span].clone() for span in spans]
         x, spans = self._through(pieces)
+        self._clear_broken(x, pieces, spans)
         return [x[span] for span in spans]
+
+    def _clear_broken(self, found: Float[Tensor, "rows any"], pieces: Sequence[Piece], spans: Sequence[slice]) -> None:
+        """Let nothing of rows that come to no numbers stay in pages: others look at these, or will."""
+        if found.isfinite().all():
+            return
+        for piece, span in zip(pieces, spans, strict=True):
+            if not found[span].isfinite().all():
+                places = self._ids(list(range(piece.start, piece.stop)))
+                for kept in self._kept.layers:
+                    kept.clear(self._written([piece], places))
 
     @property
     def num_graphs(self) -> int:
@@ -334,7 +348,7 @@ class Stepper:
         found, start = list[Spread](), 0
         for some in groups:
             num_new, most = len(some[0].tokens), num or max(num_pages(piece.stop) for piece in some)
-            pages = self._ids([[*each.pages[:most], *[0] * (most - len(each.pages))] for each in some])
+            pages = self._ids([[*each.pages[:most], *[each.pages[0]] * (most - len(each.pages))] for each in some])
             kept = self._by_head(pages.flatten()).view(len(some), most, -1).transpose(1, 2).flatten()
             starts = self._ids([each.start for each in some])
             found.append(Spread(start, len(some), num_new, most * PAGE, kept, starts))

@@ -19,6 +19,7 @@ Failure:
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -37,6 +38,7 @@ from weft.pipeline.link import StageLink
 from weft.pipeline.worker import Run
 from weft.tasks import Tasks
 from weft.texts import sequence as rules
+from weft.texts import trial
 from weft.texts.chain import Chain, chain_of, split
 from weft.texts.forms import Followed, FormReader
 from weft.texts.guessed import Ring
@@ -126,8 +128,7 @@ class Member:
         """Take texts from now on."""
         for kind, handler in self._handlers.items():
             self._link.hold(self.stage, kind, handler)
-        self._tasks.spawn(self._step_on())
-        self._tasks.spawn(self._tick())
+        self._tasks.spawn(self._begin())
         if self._next != self.stage:
             self._link.hold(self._next, SectionServed, self._near.heard)
             self._tasks.spawn(self._near.ask_on())
@@ -441,6 +442,30 @@ class Member:
 
     # --- steps ---
 
+    async def _begin(self) -> None:
+        """Learn how long steps take; then tell of it, and make those that are asked for."""
+        await self._measure()
+        self._tasks.spawn(self._tick())
+        await self._step_on()
+
+    async def _measure(self) -> None:
+        for number, sizes in enumerate(trial.STEPS):
+            pages = self._pool.take((), sum(map(num_pages, sizes)))
+            if pages is None:
+                return
+            try:
+                num_graphs = self._num_graphs
+                if self._turn is not None:
+                    await self._turn()
+                began = self._clock.now()
+                await self._run(partial(self._section.try_out, sizes, pages))
+            except Exception:  # as in `_step`: then it is learnt from what others ask
+                return
+            finally:
+                self._pool.release(pages)
+            if number >= trial.NUM_WARM and self._num_graphs == num_graphs:
+                self._pace.note(*trial.rows_and_read(sizes), self._clock.now() - began)
+
     async def _step_on(self) -> None:
         while True:
             await self._due.wait()
@@ -546,10 +571,9 @@ class Member:
                 self._lose(text, "not computed")
             return
         nums = [work.num for _, work in works]
-        num_rows = sum(num for num in nums if num <= 1 + MAX_GUESSED)
         if self._num_graphs == num_graphs:
             pairs = sum(pairs_of(work.start, work.num) for _, work in works if work.num > 1 + MAX_GUESSED)
-            self._pace.note(num_rows, sum(nums) - num_rows, self._clock.now() - began, pairs)
+            self._pace.note(*trial.rows_and_read(nums), self._clock.now() - began, pairs)
         for (text, work), chain, done in zip(works, chains, found, strict=True):
             self._done(text, work, chain, done)
         for peer in {text.opened.inward for text, _ in works}:

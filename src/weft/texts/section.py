@@ -7,6 +7,7 @@ gives is what it gives whole, to the bit.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from weft.engine.draw import Counts, Drawing, Drawn, draw
 from weft.engine.fingerprint import Floats, fingerprint
 from weft.engine.load import kind_for
 from weft.engine.numbers import Kind
+from weft.engine.scheduling.pages import num_pages
 from weft.engine.step import KeysAndValues, Stepper, Weights, on_host
 from weft.errors import ConfigError, PayloadError, WeftError
 from weft.pipeline.codec.activations import ActivationConfig, NumberConfig
@@ -165,6 +167,19 @@ class Section:
         sound = [work for work, each in zip(works, found, strict=True) if each is None]
         results = iter(self._computed(sound, pieces))
         return [next(results) if each is None else each for each in found]
+
+    def try_out(self, sizes: Sequence[int], pages: Sequence[int]) -> None:
+        """Compute a step of texts that nobody has asked for.
+
+        Args:
+            sizes: tokens of each.
+            pages: for all of them.
+        """
+        draw = Draw(Drawing(), None) if self.is_last else None
+        given = packed([0]) if self.is_first else bytes(self.given_nbytes)
+        ends = accumulate(map(num_pages, sizes), initial=0)
+        own = [tuple(pages[start:stop]) for start, stop in pairwise(ends)]
+        self.compute([Work(given * num, num, 0, each, draw) for num, each in zip(sizes, own, strict=True)])
 
     def _computed(self, works: Sequence[Work], pieces: Sequence[Piece]) -> list[Done]:
         if not pieces:

@@ -16,7 +16,7 @@ from weft import rng
 from weft.engine import numbers
 from weft.engine.attention import Integers
 from weft.engine.batch import Piece
-from weft.engine.numbers import MAX_ACTIVATION, MAX_WEIGHT, probe
+from weft.engine.numbers import MAX_ACTIVATION, MAX_WEIGHT, normed, probe
 from weft.engine.scheduling.pages import PAGE, num_pages
 
 MOST = 127  # of a weight, with all eight bits
@@ -119,3 +119,10 @@ def test_keys_values_and_logits_of_exact_numbers_are_the_same_to_the_bit_in_ever
     assert len({*one}) == NUM_TEXTS
     for way, other in zip(ways[1:], others, strict=True):
         assert other == one, way
+
+
+def test_a_row_of_zeros_stays_one() -> None:
+    """As of a token that was never trained: its embedding may be all zeros."""
+    weight = torch.ones(64)
+    assert torch.equal(normed(torch.zeros(2, 64), weight, 1e-5), torch.zeros(2, 64))
+    assert normed(torch.full((2, 64), 1e-38), weight, 1e-5).isfinite().all()

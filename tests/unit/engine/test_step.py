@@ -217,3 +217,29 @@ def test_padded_steps_have_the_bits_of_others_in_exact_numbers(form: str, is_cut
     graphs = benches[1].stepper._graphs
     assert graphs is not None
     assert {(num, new) for num, new, _ in graphs._made} == {(1, 1), (1, 9), (8, 1), (8, 9)}
+
+
+@pytest.mark.parametrize(("kind", "has_graphs"), [("fp32", False), ("fp32", True), ("exact", False)])
+def test_a_text_that_comes_to_no_numbers_harms_no_other(
+    monkeypatch: pytest.MonkeyPatch, kind: Kind, *, has_graphs: bool
+) -> None:
+    """Neither one in the same step, nor one that has its pages afterwards: what is masked is read, too."""
+    config = replace(CONFIG, **FORMS["apart"])
+    broken, short, long = text_of(70, 1), [4] * 3, [*range(6, 76)]
+    broken[-1] = 5
+    sound = Bench(config, kind, has_graphs=has_graphs)
+    sound.read((0, short, 0, 2))
+    wanted = sound.read((0, short, 2, 3)), sound.read((1, long, 0, 66))
+    vector = vector_of(config)
+    vector[5 * config.width : 6 * config.width] = float("nan")
+    monkeypatch.setattr(sys.modules[__name__], "vector_of", lambda _config: vector)
+    bench = Bench(config, kind, 3, has_graphs=has_graphs)
+    bench._free = [2, 0, 1]
+    bench.read((0, broken, 0, 69))
+    bench.read((1, short, 0, 2))
+    assert (bench.pages[0], bench.pages[1]) == ([1, 0], [2])
+    none, beside = bench.read((0, broken, 69, 70), (1, short, 2, 3))
+    assert not none.isfinite().any()
+    torch.testing.assert_close(beside, wanted[0][0], rtol=1e-4, atol=1e-4)
+    bench._free = [0, 1]
+    torch.testing.assert_close(bench.read((2, long, 0, 66)), wanted[1], rtol=1e-4, atol=1e-4)

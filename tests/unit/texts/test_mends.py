@@ -29,7 +29,7 @@ def test_who_sends_again_to_one_that_took_over_may_die_in_the_middle_of_it(monke
     monkeypatch.setattr(outbox, "MAX_INLINE_NBYTES", 8 << 10)  # what is sent again is fetched, piece by piece
     asked = wanted(text_of(400, 3), 12)
     (expected,) = of_the_whole(asked)
-    served = Served()
+    served = Served(has_guesses=False)
 
     async def play() -> None:
         text = served.entry.begin(asked)

@@ -17,7 +17,6 @@ from blake3 import blake3
 
 from weft.clock import Clock
 from weft.engine.draw import Drawn
-from weft.engine.scheduling.guess import MAX_GUESSED
 from weft.engine.scheduling.pages import PAGE
 from weft.ids import PeerId
 from weft.keys import Identity
@@ -31,6 +30,7 @@ from weft.sim.world import set_line
 from weft.texts.member import Member, listen
 from weft.texts.messages import TOKEN_NBYTES, OpenSequence, SectionServed
 from weft.texts.section import Done, Section, Work
+from weft.texts.trial import rows_and_read
 
 VOCAB_SIZE = 32_000
 STOP = 0  # the token after an answer
@@ -71,10 +71,7 @@ class Computing:
 
     def owe(self, nums: Sequence[int]) -> None:
         """Let a step of so many tokens of each text take its time."""
-        num_rows = sum(num for num in nums if num <= 1 + MAX_GUESSED)
-        num_read = sum(nums) - num_rows
-        self.num_tokens += num_rows + num_read
-        self._owed_s += self.step_s(num_rows, num_read)
+        self._owed_s += self.step_s(*rows_and_read(nums))
 
     def step_s(self, num_rows: int, num_read: int) -> float:
         like = self.like
@@ -105,8 +102,14 @@ class TimedSection(Section):
         return 0
 
     def compute(self, works: Sequence[Work]) -> list[Done]:
-        self._computing.owe([work.num for work in works])
+        nums = [work.num for work in works]
+        self._computing.num_tokens += sum(nums)
+        self._computing.owe(nums)
         return [self._done(work) for work in works]
+
+    def try_out(self, sizes: Sequence[int], pages: Sequence[int]) -> None:
+        del pages
+        self._computing.owe(sizes)
 
     def _done(self, work: Work) -> Done:
         if not self.is_last:

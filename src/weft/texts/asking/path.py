@@ -42,7 +42,7 @@ from weft.rng import order_key
 from weft.texts.messages import FORMS, MAX_LINKS, SectionServed
 
 NUM_FIRST = 64  # first members that paths are looked for from: those that cost least, where there are more
-AS_GOOD = 1.1  # of paths so near to the best that is taken which has most of the text already
+AS_GOOD = 1.1  # times as long may a member take that has some of the text already
 NEWS_LAG_S = 0.5  # what was reserved so shortly before a member told of itself may not be in what it told
 NUM_GAPS = 64  # the time of a trip is a mean over about so many
 MOST_GAP = 4.0  # times that mean: what is longer was a break
@@ -130,7 +130,6 @@ def back_s(link: Link, wanted: Wanted) -> float:
 class Path:
     peers: tuple[PeerId, ...]
     cost_s: float
-    num_held: int  # tokens of the text that they have already, all of them together
 
 
 def best(stages: Sequence[Mapping[PeerId, Figures]], between: Between, wanted: Wanted, tie: str = "") -> Path | None:
@@ -144,7 +143,8 @@ def best(stages: Sequence[Mapping[PeerId, Figures]], between: Between, wanted: W
         return None
     peers = [sorted(stage, key=lambda peer: order_key(tie, peer)) for stage in stages]  # of equals the first is taken
     nodes = [
-        np.array([node_s(stage[peer], wanted) for peer in here]) for stage, here in zip(stages, peers, strict=True)
+        np.array([_preferred_s(stage[peer], wanted) for peer in here])
+        for stage, here in zip(stages, peers, strict=True)
     ]
     edges = [
         np.array([[edge_s(between(a, b), wanted, stage[b].num_held) for b in there] for a in here])
@@ -156,11 +156,13 @@ def best(stages: Sequence[Mapping[PeerId, Figures]], between: Between, wanted: W
         back = np.array([back_s(between(end, start), wanted) for end in peers[-1]])
         cost_s, way = _best_from(int(first), nodes, edges, back)
         path = tuple(here[at] for here, at in zip(peers, way, strict=True))
-        num_held = sum(stage[peer].num_held for stage, peer in zip(stages, path, strict=True))
-        paths.append(Path(path, cost_s, num_held))
-    least = min(path.cost_s for path in paths)
-    near = [path for path in paths if path.cost_s <= AS_GOOD * least]
-    return min(near, key=lambda path: (-path.num_held, path.cost_s))
+        paths.append(Path(path, cost_s))
+    return min(paths, key=lambda path: path.cost_s)
+
+
+def _preferred_s(figures: Figures, wanted: Wanted) -> float:
+    """Return what a member costs, less where a text need not move."""
+    return node_s(figures, wanted) / (AS_GOOD if figures.num_held else 1.0)
 
 
 def _best_from(
@@ -218,13 +220,13 @@ class Paths:
     """
 
     num_stages: int
-    _served: dict[tuple[int, PeerId], tuple[SectionServed, float]] = field(default_factory=dict)
+    _served: dict[tuple[int, PeerId], tuple[SectionServed, float]] = field(default_factory=dict)  # and when it told it
+    _sent: dict[tuple[int, PeerId], dict[Reserved, None]] = field(default_factory=dict)
     _links: dict[PeerId, dict[int, dict[PeerId, Link]]] = field(default_factory=dict)  # as each last told, by its stage
     _farthest: dict[PeerId, float] = field(
         default_factory=dict
     )  # of whom each tells, where it tells of as many as it can
     _bars: dict[PeerId, _Bar] = field(default_factory=dict)
-    _reserved: dict[Reserved, None] = field(default_factory=dict)
     _trip_s: float = 0.0  # of a token, of late; 0: none has come
 
     def seen(self, peer: PeerId, served: SectionServed, now: float) -> None:
@@ -291,6 +293,7 @@ class Paths:
         round: int | None = None,
         is_exact: bool = False,
         has_barred: bool = False,
+        was: Reserved | None = None,
         tie: str = "",
     ) -> Reserved | None:
         """Return a path, counted at its members from now on; None: a stage has nobody for it just now.
@@ -300,6 +303,7 @@ class Paths:
             round: whose weights it has to have; None: the newest that a path has.
             is_exact: whether all have to compute with exact numbers.
             has_barred: whether members that are passed over just now may be in it, where a stage has no others.
+            was: the path that it took before, and is among what their members draw.
         """
         wanted = wanted._replace(trip_s=self._trip_s)
         rounds = {each for served, _ in self._served.values() for each in served.rounds}
@@ -313,12 +317,13 @@ class Paths:
 
         for each in sorted(rounds, reverse=True) if round is None else (round,):
             here = [there(stage, each) for stage in range(self.num_stages)]
-            stages = [self._figures_of(stage, peers, held or {}) for stage, peers in enumerate(here)]
+            stages = [self._figures_of(stage, peers, held or {}, was) for stage, peers in enumerate(here)]
             path = best(stages, self.between, wanted, tie)
             if path is not None:
                 are_exact = all(self._is_exact(stage, peer) for stage, peer in enumerate(path.peers))
                 reserved = Reserved(path.peers, each, now, wanted.num_prompt, are_exact)
-                self._reserved[reserved] = None
+                for at in enumerate(path.peers):
+                    self._sent.setdefault(at, {})[reserved] = None
                 return reserved
         return None
 
@@ -359,8 +364,16 @@ class Paths:
         gap_s = min(gap_s, MOST_GAP * self._trip_s) if self._trip_s else gap_s
         self._trip_s += (gap_s - self._trip_s) / (NUM_GAPS if self._trip_s else 1)
 
+    def sent(self, stage: int, peer: PeerId) -> Iterable[Reserved]:
+        """Return the paths that are counted at a stage's member."""
+        return self._sent.get((stage, peer), ())
+
     def ended(self, reserved: Reserved) -> None:
-        self._reserved.pop(reserved, None)
+        for at in enumerate(reserved.peers):
+            sent = self._sent.get(at, {})
+            sent.pop(reserved, None)
+            if not sent:
+                self._sent.pop(at, None)
 
     def failed(self, peer: PeerId, why: Failure, now: float) -> None:
         """Pass a peer over for a while, longer each time until something came of it."""
@@ -408,8 +421,14 @@ class Paths:
     def _is_exact(self, stage: int, peer: PeerId) -> bool:
         return self._served[stage, peer][0].numbers == "exact"
 
-    def _figures_of(self, stage: int, peers: Iterable[PeerId], held: Mapping[PeerId, int]) -> dict[PeerId, Figures]:
-        return {peer: self._figures(stage, peer, held.get(peer, 0), is_new=not held) for peer in peers}
+    def _figures_of(
+        self, stage: int, peers: Iterable[PeerId], held: Mapping[PeerId, int], was: Reserved | None
+    ) -> dict[PeerId, Figures]:
+        found = {peer: self._figures(stage, peer, held.get(peer, 0), is_new=not held) for peer in peers}
+        before = None if was is None else was.peers[stage]
+        if was is not None and before in found and was.at <= self._served[stage, before][1] - NEWS_LAG_S:
+            found[before] = found[before]._replace(num_rows=max(0, found[before].num_rows - 1))
+        return found
 
     def _figures(self, stage: int, peer: PeerId, num_held: int, *, is_new: bool = False) -> Figures:
         """Return what a member has told, and what was sent to it since.
@@ -422,7 +441,7 @@ class Paths:
             return Figures(FIRST_STEP_S, 0.0, 0.0)
         served, told_at = found
         step_s, row_s, token_s = _seconds(served) if served.step_s or not is_new else self._usual_s(stage)
-        new = [each for each in self._reserved_at(stage, peer) if each.at > told_at - NEWS_LAG_S]
+        new = [each for each in self.sent(stage, peer) if each.at > told_at - NEWS_LAG_S]
         return Figures(
             step_s or FIRST_STEP_S,
             row_s,
@@ -440,9 +459,6 @@ class Paths:
             return FIRST_STEP_S, 0.0, 0.0
         steps, rows, tokens = zip(*told, strict=True)
         return median(steps), median(rows), median(tokens)
-
-    def _reserved_at(self, stage: int, peer: PeerId) -> Iterable[Reserved]:
-        return (each for each in self._reserved if each.peers[stage] == peer)
 
     def _barred(self, now: float) -> list[PeerId]:
         return [peer for peer, bar in self._bars.items() if bar.until > now]

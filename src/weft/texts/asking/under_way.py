@@ -313,6 +313,7 @@ class UnderWay:
                         round=weights,
                         is_exact=exact,
                         has_barred=has_barred,
+                        was=was,
                         tie=self.id.hex(),
                     )
                     if found is not None:

@@ -130,6 +130,36 @@ def test_what_a_member_has_told_since_is_not_counted_twice() -> None:
     assert [each.num_rows for each in (both._figures(0, peer(0), 0), both._figures(0, peer(1), 0))] == [2, 2]
 
 
+def test_a_text_that_goes_on_is_not_in_its_own_way() -> None:
+    """A member draws it already: with it, it has as many texts as before."""
+    both = made((0, served(0)), (1, served(0)))
+    first = both.reserve(WANTED, 1.0)
+    assert first is not None
+    both.drew(first)
+    (here,) = first.peers
+    both.seen(here, served(0, num_rows=1), 5.0)
+    both.ended(first)
+    held = {here: WANTED.num_prompt}
+    for _ in range(4):
+        again = both.reserve(WANTED, 6.0, held=held, was=first)
+        assert again is not None
+        assert again.peers == first.peers
+        both.ended(again)
+    other = both.reserve(WANTED, 6.0)
+    assert other is not None
+    assert other.peers != first.peers, "to another text it is one in the way"
+
+
+def test_who_has_read_a_text_goes_on_with_it_where_another_of_its_path_has_gone() -> None:
+    """Though some path of others alone were a little shorter."""
+    plain = Figures(0.01, 0.001, 1e-5)
+    kept = plain._replace(step_s=0.0101, num_held=100)
+    stages = [{peer(0): kept, peer(1): plain}, {peer(3): plain}, {peer(4): kept, peer(5): plain}]
+    assert taken(stages).peers == (peer(0), peer(3), peer(4))
+    far = [{peer(0): kept._replace(step_s=0.1), peer(1): plain}, *stages[1:]]
+    assert taken(far).peers == (peer(1), peer(3), peer(4))
+
+
 def test_who_fails_is_passed_over_for_a_while_and_longer_each_time() -> None:
     both = made((0, served(0)), (1, served(0, step_s=0.5)))
     assert path_at(both, 0.0) == (peer(0),)
