@@ -128,9 +128,13 @@ class Graphs:
         else:
             tokens = [*tokens, *[tokens[0]] * missing]
         # Pages from the first new token on have no name yet, and are the text's own: what is written there behind its
-        # tokens is written over later.
+        # tokens is written over later; over the end of its pages it goes to nobody's. What pads the others is its own:
+        # nobody's page may hold what is no number for a step.
         held = list(piece.pages[: num_pages(piece.start + num_new)])
-        return Piece(tokens, piece.start, [*held, *[self._nobodys] * (pages - len(held))], num_draws=piece.num_draws)
+        written = num_pages(piece.start + num_new) - len(held)
+        own = held[0] if held else self._nobodys
+        behind = [self._nobodys] * written + [own] * (pages - len(held) - written)
+        return Piece(tokens, piece.start, [*held, *behind], num_draws=piece.num_draws)
 
     def run(self, batch: Batch, compute: Compute) -> Tensor:
         """Return what is computed, which holds until the next run."""

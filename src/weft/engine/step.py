@@ -130,6 +130,9 @@ class KeysAndValues:
         num_pages: of `PAGE` tokens.
         num_layers: of a section; None: all.
         has_graphs: whether steps of few tokens a text are made as graphs (`graphs`); None: on a GPU.
+
+    Attributes:
+        broken: pages that hold what is no number.
     """
 
     def __init__(
@@ -145,6 +148,7 @@ class KeysAndValues:
         self.has_graphs = device.type == "cuda" if has_graphs is None else has_graphs
         shape = (num_pages + self.has_graphs, config.num_kv_heads, PAGE, config.channels_per_head)  # and one for nobody
         self.num_pages = num_pages
+        self.broken: set[int] = set()
         self.layers = [
             kept_of(kind, shape, device, is_fused=not self.has_graphs) for _ in range(_num_layers(config, num_layers))
         ]
@@ -211,12 +215,13 @@ class Stepper:
         """
         assert self._weights.norm is not None
         self.sums = []
+        self._begin_anew(pieces)
         if (replayed := self._replayed(pieces, self._logits)) is not None:
             logits, spans = replayed
-            self._clear_broken(logits, pieces, spans)
+            self._note_broken(logits, pieces, spans)
             return logits[self._ids(_last(pieces, spans))]
         x, spans = self._through(pieces)
-        self._clear_broken(x, pieces, spans)
+        self._note_broken(x, pieces, spans)
         self.sums = [
             self._normed(x[span], self._weights.norm).sum(0)
             for piece, span in zip(pieces, spans, strict=True)
@@ -227,23 +232,37 @@ class Stepper:
     @torch.inference_mode()
     def pass_on(self, pieces: Sequence[Piece]) -> list[Float[Tensor, "new width"]]:
         """Compute all rows, keep their keys and values, and return what goes to the next section, fp32, by piece."""
+        self._begin_anew(pieces)
         if (replayed := self._replayed(pieces, self._computed)) is not None:
             x, spans = replayed
-            self._clear_broken(x, pieces, spans)
+            self._note_broken(x, pieces, spans)
             return [x[span].clone() for span in spans]
         x, spans = self._through(pieces)
-        self._clear_broken(x, pieces, spans)
+        self._note_broken(x, pieces, spans)
         return [x[span] for span in spans]
 
-    def _clear_broken(self, found: Float[Tensor, "rows any"], pieces: Sequence[Piece], spans: Sequence[slice]) -> None:
-        """Let nothing of rows that come to no numbers stay in pages: others look at these, or will."""
+    def _begin_anew(self, pieces: Sequence[Piece]) -> None:
+        """Have zeros where texts begin pages in which others left what is no number: 0 times that is none, so a text
+        would see it where it is masked, too."""
+        broken = self._kept.broken
+        if begun := {page for piece in pieces for page in piece.pages[-(-piece.start // PAGE) :]} & broken:
+            self._clear(sorted(begun))
+            broken -= begun
+
+    def _note_broken(self, found: Float[Tensor, "rows any"], pieces: Sequence[Piece], spans: Sequence[slice]) -> None:
+        """Note where rows are that came to no numbers. Their own text looks at them as they are, and comes to none."""
         if found.isfinite().all():
             return
         for piece, span in zip(pieces, spans, strict=True):
             if not found[span].isfinite().all():
-                places = self._ids(list(range(piece.start, piece.stop)))
-                for kept in self._kept.layers:
-                    kept.clear(self._written([piece], places))
+                self._kept.broken.update(piece.pages[piece.start // PAGE :])
+        if self._graphs is not None:
+            self._clear([self._kept.num_pages])  # nobody's, to which rows may reach over the end of their pages
+
+    def _clear(self, pages: Sequence[int]) -> None:
+        places = self._by_head(self._ids(pages)).mul_(PAGE).flatten()[:, None] + self._ids(range(PAGE))
+        for kept in self._kept.layers:
+            kept.clear(places.flatten())
 
     @property
     def num_graphs(self) -> int:

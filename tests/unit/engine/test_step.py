@@ -219,27 +219,84 @@ def test_padded_steps_have_the_bits_of_others_in_exact_numbers(form: str, is_cut
     assert {(num, new) for num, new, _ in graphs._made} == {(1, 1), (1, 9), (8, 1), (8, 9)}
 
 
-@pytest.mark.parametrize(("kind", "has_graphs"), [("fp32", False), ("fp32", True), ("exact", False)])
+BROKEN, OTHER = 5, 6  # tokens: the embedding of the first is no number
+WAYS = [("fp32", False), ("fp32", True), ("exact", False), ("exact", True)]
+
+
+def without_numbers(monkeypatch: pytest.MonkeyPatch, config: ModelConfig) -> None:
+    vector = vector_of(config)
+    vector[BROKEN * config.width : (BROKEN + 1) * config.width] = float("nan")
+    monkeypatch.setattr(sys.modules[__name__], "vector_of", lambda _config: vector)
+
+
+def near(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "has_graphs"), WAYS)
+@pytest.mark.parametrize("make", [Bench, InSections])
+@pytest.mark.parametrize("num", [1, 3])
 def test_a_text_that_comes_to_no_numbers_harms_no_other(
+    monkeypatch: pytest.MonkeyPatch, make: type[Bench], num: int, kind: Kind, *, has_graphs: bool
+) -> None:
+    """Neither those in the same step, nor one that has its pages afterwards: what is masked is read, too.
+
+    Args:
+        num: tokens of each text in a step. With graphs three are written as nine.
+    """
+    config = replace(CONFIG, **FORMS["apart"])
+    broken, shorts, long = [OTHER] * 66 + [BROKEN] * num, [[7] * 6, [8] * 7], [*range(6, 76)]
+    sound = make(config, kind, has_graphs=has_graphs)
+    for name, short in enumerate(shorts):
+        sound.read((name, short, 0, len(short) - num))
+    wanted = [sound.read((name, short, len(short) - num, len(short)))[0] for name, short in enumerate(shorts)]
+    of_long = sound.read((9, long, 0, 66))
+    without_numbers(monkeypatch, config)
+    bench = make(config, kind, has_graphs=has_graphs)
+    bench._free = [3, 2, 0, 1]
+    bench.read((9, broken, 0, 66))
+    for name, short in enumerate(shorts):
+        bench.read((name, short, 0, len(short) - num))
+    assert bench.pages == {9: [1, 0], 0: [2], 1: [3]}
+    rows = [(name, short, len(short) - num, len(short)) for name, short in enumerate(shorts)]
+    none, *beside = bench.read((9, broken, 66, 66 + num), *rows)
+    assert not none.isfinite().any()
+    near(torch.stack(beside), torch.stack(wanted))
+    for name, short in enumerate(shorts):
+        bench.pages[name].clear()
+        bench._free = [2 + name]
+        bench.read((name, short, 0, len(short) - num))
+    near(bench.read(*rows), torch.stack(wanted))  # what pads them has nothing of it, either
+    bench.pages.pop(9)
+    bench._free = [0, 1]
+    near(bench.read((8, long, 0, 66)), of_long)
+
+
+@pytest.mark.parametrize(("kind", "has_graphs"), WAYS)
+def test_a_text_with_a_token_that_comes_to_no_numbers_never_comes_to_any_again(
     monkeypatch: pytest.MonkeyPatch, kind: Kind, *, has_graphs: bool
 ) -> None:
-    """Neither one in the same step, nor one that has its pages afterwards: what is masked is read, too."""
+    """It is not gone on with as if that token had not been there: whoever draws says so."""
     config = replace(CONFIG, **FORMS["apart"])
-    broken, short, long = text_of(70, 1), [4] * 3, [*range(6, 76)]
-    broken[-1] = 5
-    sound = Bench(config, kind, has_graphs=has_graphs)
-    sound.read((0, short, 0, 2))
-    wanted = sound.read((0, short, 2, 3)), sound.read((1, long, 0, 66))
-    vector = vector_of(config)
-    vector[5 * config.width : 6 * config.width] = float("nan")
-    monkeypatch.setattr(sys.modules[__name__], "vector_of", lambda _config: vector)
-    bench = Bench(config, kind, 3, has_graphs=has_graphs)
-    bench._free = [2, 0, 1]
-    bench.read((0, broken, 0, 69))
-    bench.read((1, short, 0, 2))
-    assert (bench.pages[0], bench.pages[1]) == ([1, 0], [2])
-    none, beside = bench.read((0, broken, 69, 70), (1, short, 2, 3))
-    assert not none.isfinite().any()
-    torch.testing.assert_close(beside, wanted[0][0], rtol=1e-4, atol=1e-4)
-    bench._free = [0, 1]
-    torch.testing.assert_close(bench.read((2, long, 0, 66)), wanted[1], rtol=1e-4, atol=1e-4)
+    without_numbers(monkeypatch, config)
+    bench, text = Bench(config, kind, has_graphs=has_graphs), [OTHER] * 10 + [BROKEN] + [OTHER] * 150
+    for start, stop in ((0, 64), (64, 128), (128, 130), (130, 131)):
+        assert not bench.read((0, text, start, stop)).isfinite().any()
+
+
+@pytest.mark.parametrize("kind", ["fp32", "exact"])
+def test_what_graphs_write_over_the_end_of_a_texts_pages_harms_no_other(
+    monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    """Three tokens are written as nine, in a page that is nobody's."""
+    config = replace(CONFIG, **FORMS["apart"])
+    broken, sound = [OTHER] * 60 + [BROKEN] * 3, [7] * 61  # which reach 5 and 3 places over
+    first = Bench(config, kind, has_graphs=True)
+    first.read((0, sound, 0, 58))
+    wanted = first.read((0, sound, 58, 61))
+    without_numbers(monkeypatch, config)
+    bench = Bench(config, kind, has_graphs=True)
+    bench.read((0, broken, 0, 60))
+    bench.read((1, sound, 0, 58))
+    assert not bench.read((0, broken, 60, 63)).isfinite().any()
+    near(bench.read((1, sound, 58, 61)), wanted)
