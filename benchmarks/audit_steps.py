@@ -38,7 +38,7 @@ from weft.peer.audit.steps import (
     followed_adamw,
     held_of,
     led_apart,
-    roundings,
+    some_roundings_off,
     state_of,
     why_beyond,
     widened_by,
@@ -49,7 +49,7 @@ from weft.run.machine import PeerConfig
 from weft.store.home import Home
 from weft.sync.method.choices import AdamWConfig
 from weft.training.trainer import Trainer
-from weft.verify.judge import Numerics, threshold, threshold_of_moments
+from weft.verify.judge import NUM_ROUNDINGS, Numerics, threshold, threshold_of_moments
 
 SEQ, BATCH, LR = 128, 4, 1e-3
 SIZES = {"0.4M": (4, 96, 5), "3.4M": (4, 256, 3)}  # layers, width, seeds
@@ -171,7 +171,8 @@ def found(
     differs = why_beyond(apart, held) is not None and not is_equal
     if differs and numerics == "fp32":
         both, made = Compared(case.before, mine, theirs, apart), (case.before, mine)
-        rounded = [led_apart(made, (off, auditor.step(off, case.place))) for off in roundings(case.before)]
+        offs = [some_roundings_off(case.before, number) for number in range(NUM_ROUNDINGS)]
+        rounded = [led_apart(1, made, (off, auditor.step(off, case.place))) for off in offs]
         is_followed = followed_adamw(AdamWConfig(), LR, case.place + 1, both).is_honest
         differs = not is_followed and why_beyond(apart, widened_by(held, 1, rounded)) is not None
     return Found(numerics, is_honest, who + FIRST if is_new else who, parameters, optimizer, differs)

@@ -74,6 +74,7 @@ MAX_SHOWN_NBYTES = 512 << 20
 MAX_DOUBTING = 2  # audits at a time because of what one member doubts
 LEASE_ROUNDS = 20  # at least, for which a peer can be asked for what its leases came to
 NUM_STATES = 3  # that an audit holds: before the steps, after them as this machine made them, and as the other has it
+ROUNDED = 1  # one more, and parameters, while one audit looks how far rounding leads
 MEASURED = 5  # vectors: two in float64 and what they are made of
 
 
@@ -326,7 +327,8 @@ class Holds:
     def looked_nbytes(self) -> int:
         """Return the bytes of what it looks at."""
         state, num_drawn = state_nbytes(self.num_parameters, self.num_moments), max(1, ceil(self.num_audits))
-        return (num_drawn + MAX_DOUBTING) * NUM_STATES * state + MEASURED * FLOAT_NBYTES * self.num_parameters
+        num_states = (num_drawn + MAX_DOUBTING) * NUM_STATES + ROUNDED
+        return num_states * state + (ROUNDED + MEASURED) * FLOAT_NBYTES * self.num_parameters
 
     @property
     def lent_nbytes(self) -> int:

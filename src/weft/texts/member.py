@@ -19,7 +19,6 @@ Failure:
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -29,7 +28,7 @@ from weft.chat.grammar import Form, FormRefused, GrammarFault
 from weft.clock import Clock
 from weft.engine.scheduling.budget import GRAIN, Budget
 from weft.engine.scheduling.guess import MAX_GUESSED
-from weft.engine.scheduling.pace import Pace, pairs_of
+from weft.engine.scheduling.pace import Pace
 from weft.engine.scheduling.pages import PAGE, PagePool, num_pages
 from weft.engine.scheduling.shares import by_turns, longest_ago, most_held, pages_held, who_yields, youngest
 from weft.errors import NetError, PeerError, Refused, WeftError
@@ -119,6 +118,7 @@ class Member:
         self._forms = forms
         self._texts: dict[bytes, HeldText] = {}
         self._num_steps = 0
+        self._is_measured = False
         self._due = asyncio.Event()
         self._tasks = Tasks()
         onward = 0 if section.is_last else stage + 1
@@ -191,7 +191,7 @@ class Member:
         drawing = [text for text in self._texts.values() if text.is_drawing]
         return SectionServed(
             stage=self.stage,
-            rounds=tuple(sorted(self._sections, reverse=True)) if is_here else (),
+            rounds=tuple(sorted(self._sections, reverse=True)) if is_here and self._is_measured else (),
             step_s=alone_s,
             row_s=self._pace.step_s(1, 0) - alone_s,
             token_s=self._pace.step_s(0, 1) - alone_s,
@@ -443,28 +443,11 @@ class Member:
     # --- steps ---
 
     async def _begin(self) -> None:
-        """Learn how long steps take; then tell of it, and make those that are asked for."""
-        await self._measure()
+        """Learn how long steps take; then say that this member serves, and make those that are asked for."""
+        await trial.measure(self._section, self._pool, self._pace, self._clock, self._run, self._turn)
+        self._is_measured = True
         self._tasks.spawn(self._tick())
         await self._step_on()
-
-    async def _measure(self) -> None:
-        for number, sizes in enumerate(trial.STEPS):
-            pages = self._pool.take((), sum(map(num_pages, sizes)))
-            if pages is None:
-                return
-            try:
-                num_graphs = self._num_graphs
-                if self._turn is not None:
-                    await self._turn()
-                began = self._clock.now()
-                await self._run(partial(self._section.try_out, sizes, pages))
-            except Exception:  # as in `_step`: then it is learnt from what others ask
-                return
-            finally:
-                self._pool.release(pages)
-            if number >= trial.NUM_WARM and self._num_graphs == num_graphs:
-                self._pace.note(*trial.rows_and_read(sizes), self._clock.now() - began)
 
     async def _step_on(self) -> None:
         while True:
@@ -570,10 +553,9 @@ class Member:
             for text, _ in works:
                 self._lose(text, "not computed")
             return
-        nums = [work.num for _, work in works]
         if self._num_graphs == num_graphs:
-            pairs = sum(pairs_of(work.start, work.num) for _, work in works if work.num > 1 + MAX_GUESSED)
-            self._pace.note(*trial.rows_and_read(nums), self._clock.now() - began, pairs)
+            num_rows, num_read, num_pairs = trial.counted((work.start, work.num) for _, work in works)
+            self._pace.note(num_rows, num_read, self._clock.now() - began, num_pairs)
         for (text, work), chain, done in zip(works, chains, found, strict=True):
             self._done(text, work, chain, done)
         for peer in {text.opened.inward for text, _ in works}:

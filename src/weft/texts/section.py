@@ -174,12 +174,18 @@ class Section:
         Args:
             sizes: tokens of each.
             pages: for all of them.
+
+        Raises:
+            WeftError: it cannot.
         """
-        draw = Draw(Drawing(), None) if self.is_last else None
+        draw = Draw(Drawing(), None, most=1 + max(sizes) + BLOCK) if self.is_last else None  # no receipt ends here
         given = packed([0]) if self.is_first else bytes(self.given_nbytes)
         ends = accumulate(map(num_pages, sizes), initial=0)
         own = [tuple(pages[start:stop]) for start, stop in pairwise(ends)]
-        self.compute([Work(given * num, num, 0, each, draw) for num, each in zip(sizes, own, strict=True)])
+        works = [Work(given * num, num, 0, each, draw) for num, each in zip(sizes, own, strict=True)]
+        for done in self.compute(works):
+            if done.failed is not None:
+                raise done.failed
 
     def _computed(self, works: Sequence[Work], pieces: Sequence[Piece]) -> list[Done]:
         if not pieces:

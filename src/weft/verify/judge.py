@@ -7,8 +7,8 @@
     moments     of one step: in fp32 the parameters may lie up to 2.5e-2 apart where AdamW makes them of the peer's own
                 moments, and those lie at most 1.5e-5 apart: where a gradient is next to nothing, rounding turns its
                 sign, too
-    rounding    of steps in fp32: three times as far apart as they lead from parameters that are 2^-18 of themselves
-                off, the farthest of three times; 2.5e-2 at most
+    rounding    of steps in fp32: three times as far apart as they lead from parameters that are 2^-20 of themselves
+                off, the farthest of three times; 2.5e-2 times the root of the steps at most
 
 Machines of other instruction sets, threads or makers round otherwise. One step in fp32 ended at most 2.1e-6 apart, in
 bf16 8.1e-3 (benchmarks/reports/audit_steps.md). The least that a cheat made of it was 1.0e-2, by a learning rate one
@@ -29,7 +29,7 @@ ONE_STEP: dict[Numerics, float] = {"fp32": 1.5e-4, "bf16": 2.5e-2, "exact": NONE
 FIRST: dict[Numerics, float] = {"fp32": 0.0, "bf16": 0.25, "exact": 0.0}
 MOMENTS: dict[Numerics, float] = {"fp32": 1.5e-4, "bf16": 3e-2, "exact": NONE}
 FOLLOWED, OF_FOLLOWED = 2.5e-2, 1.5e-5  # parameters, and the moments that they follow
-ROUNDING = 2.0**-18  # of themselves: by so much parameters are off where one looks how far rounding leads in fp32
+ROUNDING = 2.0**-20  # of themselves: by so much parameters are off where one looks how far rounding leads in fp32
 NUM_ROUNDINGS, TIMES_ROUNDED = 3, 3.0  # signs that turn by chance: what comes of it differs as much from draw to draw
 
 

@@ -79,7 +79,8 @@ def test_bytes_are_20_to_36_a_parameter_and_what_others_brought_to_a_part() -> N
 
 def test_memory_is_of_what_is_shown_and_looked_at_and_of_a_trainer_that_is_lent() -> None:
     shown, measured, lent = 2 * 12_000 + 4_000 + 8_000, 5 * 4_000, 2 * 12_000 + 4_000
-    beside = measured + lent + 500
+    rounded = 12_000 + 4_000
+    beside = measured + rounded + lent + 500
     assert holds(10**8, num_audits=0.4).shown_nbytes == 2 * 10**5 * shown
     middle = holds(3 * 10**6, num_audits=0.4).shown_nbytes  # of what is as large five are more than enough
     assert middle == 5 * 3000 * shown > MAX_SHOWN_NBYTES > 4 * 3000 * shown
@@ -94,7 +95,7 @@ def test_memory_is_of_what_is_shown_and_looked_at_and_of_a_trainer_that_is_lent(
 def test_three_states_are_held_of_each_work_that_is_drawn_and_of_two_that_are_doubted(
     num_audits: float, num_works: int
 ) -> None:
-    assert holds(1000, num_audits=num_audits).looked_nbytes == num_works * 3 * 12_000 + 5 * 4_000
+    assert holds(1000, num_audits=num_audits).looked_nbytes == num_works * 3 * 12_000 + 5 * 4_000 + 16_000
 
 
 def test_the_disk_keeps_so_many_rounds_and_in_short_ones_so_many_seconds() -> None:

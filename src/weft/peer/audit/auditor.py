@@ -8,6 +8,7 @@
     done       the same steps on this machine
     sealed     the digest of what it came to, and of a number that it keeps: before it is shown the worker's (`sealing`)
     opened     what the worker came to: equal, or as near as two honest machines are, or not; then the seal, too
+    rounded    in fp32, where it is not: the steps three times more, to see how far rounding leads (`steps`)
 
     found      equal | differs | unanswered
 
@@ -67,7 +68,7 @@ from weft.peer.audit.steps import (
     led_apart,
     of_followed,
     repeat,
-    roundings,
+    some_roundings_off,
     why_beyond,
     widened_by,
     words_of,
@@ -90,7 +91,7 @@ from weft.verify.calibration import NEAR
 from weft.verify.draw import drawn
 from weft.verify.evidence.records import ShownState
 from weft.verify.evidence.steps import GRADIENT
-from weft.verify.judge import Followed
+from weft.verify.judge import NUM_ROUNDINGS, Followed
 from weft.wire import Signed, claimed, digest_of, unseal
 
 MAX_BEGUN = 1024  # audits that are remembered
@@ -145,6 +146,7 @@ class Auditor:
         # Works and states before steps, each of which is looked at once; and who has found a fault with which works.
         self._begun: dict[tuple[Digest, int | PeerId], None] = {}
         self._looks = Looks()
+        self._rounding = asyncio.Lock()  # what it holds is held once
         self._doubting = dict[PeerId, asyncio.Semaphore]()  # by who has found a fault
         self._sought = dict[Digest, dict[PeerId, OnWork]]()  # works that are asked for, and whose tickets wait for them
 
@@ -385,9 +387,9 @@ class Auditor:
             found = await self._followed(audit, Compared(before, mine, theirs, apart))
             if found is not None and found.is_honest:
                 why, far = None, of_followed(found)
-            else:
-                held = widened_by(held, audit.link.num_steps, await self._rounded(audit, shown))
-                why, far = why_beyond(apart, held), farthest(apart, held)
+        if trust.numerics == "fp32" and why is not None:
+            held = widened_by(held, audit.link.num_steps, await self._rounded(audit, shown))
+            why, far = why_beyond(apart, held), farthest(apart, held)
         if why is not None:
             shows = await self._proof_of_step(audit, shown, theirs)
             return Found("differs", why, max(apart.values()), shows, far)
@@ -406,13 +408,20 @@ class Auditor:
 
     async def _rounded(self, audit: Audit, shown: _Shown) -> list[dict[str, float]]:
         """Return how far rounding alone leads by these steps, by vector, each time that they are made once more."""
-        assert shown.begun is not None
-        found, made = list[dict[str, float]](), (shown.before, shown.mine)
-        for off in roundings(shown.before):
-            with suppress(Differs):
-                away = await self._repeated(audit, off, *shown.begun)
-                found.append(await self._context.compute.serve(partial(led_apart, made, (off, away))))
+        found = list[dict[str, float]]()
+        async with self._rounding:
+            for number in range(NUM_ROUNDINGS):
+                with suppress(Differs):
+                    found.append(await self._led(audit, shown, number))
         return found
+
+    async def _led(self, audit: Audit, shown: _Shown, number: int) -> dict[str, float]:
+        serve = self._context.compute.serve
+        assert shown.begun is not None
+        off = await serve(partial(some_roundings_off, shown.before, number))
+        away = await self._repeated(audit, off, *shown.begun)
+        made = shown.before, shown.mine
+        return await serve(partial(led_apart, audit.link.num_steps, made, (off, away)))
 
     async def _proof_of_step(self, audit: Audit, looked: _Shown, theirs: dict[str, Tensor]) -> Warrant | None:
         """Return what shows that the optimizer did not make a step, if it did not: by the gradient that the worker has

@@ -1,6 +1,6 @@
 """Training steps that somebody has made, made again on this machine: by who made them, and by who audits them."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from fractions import Fraction
 from math import inf, isfinite, sqrt
 from typing import NamedTuple
@@ -29,21 +29,13 @@ from weft.sync.records.work import Segment
 from weft.training.optimizer import adamw_direction
 from weft.training.trainer import Trainer
 from weft.verify.calibration import Apart
-from weft.verify.judge import (
-    NUM_ROUNDINGS,
-    OF_FOLLOWED,
-    ROUNDING,
-    Followed,
-    Numerics,
-    threshold,
-    threshold_of_moments,
-    widened,
-)
+from weft.verify.judge import OF_FOLLOWED, ROUNDING, Followed, Numerics, threshold, threshold_of_moments, widened
 from weft.wire import Buffer, digest_of
 
 LOCAL, ERROR = "local", "error"
 MOMENTS = ("moment1", "moment2")  # of AdamW
 _PIECE = 1 << 20  # parameters that are compared at a time, in fp64
+_GRID = 2.0**-23  # of a parameter: as far apart are numbers of fp32 near it
 
 State = Mapping[str, Tensor]
 
@@ -227,10 +219,14 @@ def memory_of(trainer: Trainer) -> dict[str, Tensor]:
 
 def distance(before: Tensor, mine: Tensor, theirs: Tensor) -> float:
     """Return how far two states lie apart, relative to what the steps changed: infinite where one is no number."""
-    moved, apart = float((mine - before).double().norm()), float((theirs - mine).double().norm())
-    if not isfinite(apart):
+    return _relative(theirs - mine, mine - before)
+
+
+def _relative(apart: Tensor, moved: Tensor) -> float:
+    far, by = float(apart.double().norm()), float(moved.double().norm())
+    if not isfinite(far):
         return inf
-    return apart / moved if moved else inf if apart else 0.0
+    return far / by if by else inf if far else 0.0
 
 
 def lean(before: Tensor, mine: Tensor, theirs: Tensor) -> float:
@@ -267,30 +263,34 @@ def held_of(numerics: Numerics, num_steps: int, names: Iterable[str], *, is_new:
     return {name: parameters if name == LOCAL else memory for name in names}
 
 
-def roundings(state: State) -> Iterator[dict[str, Tensor]]:
-    """Yield states whose parameters are off by `ROUNDING`, by chance, always the same ones. So all that is summed in a
-    step from them is off as on other machines, also where it nearly cancels."""
+def some_roundings_off(state: State, number: int) -> dict[str, Tensor]:
+    """Return a state whose parameters are off by `ROUNDING`, by chance, the same of a number each time. So all that is
+    summed in a step from it is off as on another machine, also where it nearly cancels."""
     start = state[LOCAL]
-    for number in range(NUM_ROUNDINGS):
-        noise = torch.from_numpy(rng.stream(number, "rounding").standard_normal(len(start), dtype=np.float32))
-        yield {**state, LOCAL: start + noise.mul_(start).mul_(ROUNDING)}
+    noise = torch.from_numpy(rng.stream(number, "rounding").standard_normal(len(start), dtype=np.float32))
+    return {**state, LOCAL: noise.mul_(start).mul_(ROUNDING).add_(start)}
 
 
-def led_apart(made: tuple[State, State], rounded: tuple[State, State], end: State | None = None) -> dict[str, float]:
-    """Return how far rounding alone leads by steps, by vector, relative to what they change. Parameters that were off
-    stay off by as much, which does not count.
+def led_apart(
+    num_steps: int, made: tuple[State, State], rounded: tuple[State, State], end: State | None = None
+) -> dict[str, float]:
+    """Return how far rounding alone leads by steps, by vector, relative to what they change.
+
+    Parameters that were off stay off by as much, which does not count. Nor does that fp32 then keeps others of their
+    bits: with a low learning rate that is more than all else.
 
     Args:
         made: a state before steps, and what this machine comes to by them.
-        rounded: the same from one of `roundings`.
+        rounded: the same from `some_roundings_off`.
         end: what it came to where it is compared; None: there.
     """
-    (before, after), (off, away) = made, rounded
-    mine = after if end is None else end
-    return {
-        name: distance(at, mine[name], mine[name] + (away[name] - off[name]) - (after[name] - at))
-        for name, at in before.items()
-    }
+    (before, after), (off, away), found = made, rounded, dict[str, float]()
+    for name, at in before.items():
+        apart = (away[name] - off[name]).sub_(after[name] - at)
+        if name == LOCAL:
+            apart = apart.abs_().sub_(num_steps * _GRID * at.abs()).clamp_min_(0.0)
+        found[name] = _relative(apart, (after if end is None else end)[name] - at)
+    return found
 
 
 def widened_by(held: Mapping[str, float], num_steps: int, rounded: Collection[Mapping[str, float]]) -> dict[str, float]:

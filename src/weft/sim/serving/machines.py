@@ -30,7 +30,7 @@ from weft.sim.world import set_line
 from weft.texts.member import Member, listen
 from weft.texts.messages import TOKEN_NBYTES, OpenSequence, SectionServed
 from weft.texts.section import Done, Section, Work
-from weft.texts.trial import rows_and_read
+from weft.texts.trial import counted
 
 VOCAB_SIZE = 32_000
 STOP = 0  # the token after an answer
@@ -71,7 +71,8 @@ class Computing:
 
     def owe(self, nums: Sequence[int]) -> None:
         """Let a step of so many tokens of each text take its time."""
-        self._owed_s += self.step_s(*rows_and_read(nums))
+        num_rows, num_read, _ = counted((0, num) for num in nums)
+        self._owed_s += self.step_s(num_rows, num_read)
 
     def step_s(self, num_rows: int, num_read: int) -> float:
         like = self.like

@@ -2,7 +2,8 @@
 
     node(m)     = n (s (1 + u) + w  +  r (s - s')) + c (q + p - h)
     edge(m, m') = n (rtt/2 + x / bps)               + (p - h') x / bps
-    path        = the ring m_1 .. m_S, m_1 whose nodes and edges sum up to the least
+    path        = the ring m_1 .. m_S, m_1 whose nodes and edges sum up to the least; those of a member that has some of
+                  the text already count a tenth less, so that a text does not move for next to nothing
 
     n tokens to be drawn, p of the prompt, h of them here already; x bytes of a token's activations
     a, b, c  seconds of a step, for each row that draws, for each token of a prompt (`engine.scheduling.pace`)
@@ -128,6 +129,11 @@ def back_s(link: Link, wanted: Wanted) -> float:
 
 @dataclass(frozen=True)
 class Path:
+    """
+    Args:
+        cost_s: the sum that is the least.
+    """
+
     peers: tuple[PeerId, ...]
     cost_s: float
 
@@ -143,11 +149,11 @@ def best(stages: Sequence[Mapping[PeerId, Figures]], between: Between, wanted: W
         return None
     peers = [sorted(stage, key=lambda peer: order_key(tie, peer)) for stage in stages]  # of equals the first is taken
     nodes = [
-        np.array([_preferred_s(stage[peer], wanted) for peer in here])
+        np.array([node_s(stage[peer], wanted) / _liked(stage[peer]) for peer in here])
         for stage, here in zip(stages, peers, strict=True)
     ]
     edges = [
-        np.array([[edge_s(between(a, b), wanted, stage[b].num_held) for b in there] for a in here])
+        np.array([[edge_s(between(a, b), wanted, stage[b].num_held) / _liked(stage[b]) for b in there] for a in here])
         for stage, (here, there) in zip(stages[1:], pairwise(peers), strict=True)
     ]
     paths = list[Path]()
@@ -160,9 +166,9 @@ def best(stages: Sequence[Mapping[PeerId, Figures]], between: Between, wanted: W
     return min(paths, key=lambda path: path.cost_s)
 
 
-def _preferred_s(figures: Figures, wanted: Wanted) -> float:
-    """Return what a member costs, less where a text need not move."""
-    return node_s(figures, wanted) / (AS_GOOD if figures.num_held else 1.0)
+def _liked(figures: Figures) -> float:
+    """Return what node and edge of a member are divided by: a text that need not move stays."""
+    return AS_GOOD if figures.num_held else 1.0
 
 
 def _best_from(
@@ -303,7 +309,7 @@ class Paths:
             round: whose weights it has to have; None: the newest that a path has.
             is_exact: whether all have to compute with exact numbers.
             has_barred: whether members that are passed over just now may be in it, where a stage has no others.
-            was: the path that it took before, and is among what their members draw.
+            was: the path that it took until now: its members tell of it, too.
         """
         wanted = wanted._replace(trip_s=self._trip_s)
         rounds = {each for served, _ in self._served.values() for each in served.rounds}
@@ -425,10 +431,17 @@ class Paths:
         self, stage: int, peers: Iterable[PeerId], held: Mapping[PeerId, int], was: Reserved | None
     ) -> dict[PeerId, Figures]:
         found = {peer: self._figures(stage, peer, held.get(peer, 0), is_new=not held) for peer in peers}
-        before = None if was is None else was.peers[stage]
-        if was is not None and before in found and was.at <= self._served[stage, before][1] - NEWS_LAG_S:
-            found[before] = found[before]._replace(num_rows=max(0, found[before].num_rows - 1))
+        if was is not None and (peer := was.peers[stage]) in found:
+            found[peer] = self._without(was, found[peer], self._served[stage, peer][1])
         return found
+
+    def _without(self, was: Reserved, figures: Figures, told_at: float) -> Figures:
+        """Return what a member has told without the text that took this path: it is not in its own way."""
+        if was.at > told_at - NEWS_LAG_S:
+            return figures
+        if was.is_read:
+            return figures._replace(num_rows=max(0, figures.num_rows - 1))
+        return figures._replace(num_waiting=max(0, figures.num_waiting - was.num_prompt))
 
     def _figures(self, stage: int, peer: PeerId, num_held: int, *, is_new: bool = False) -> Figures:
         """Return what a member has told, and what was sent to it since.

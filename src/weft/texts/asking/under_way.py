@@ -313,7 +313,7 @@ class UnderWay:
                         round=weights,
                         is_exact=exact,
                         has_barred=has_barred,
-                        was=was,
+                        was=was if self.peers else None,  # members that it has rested at do not draw it any more
                         tie=self.id.hex(),
                     )
                     if found is not None:

@@ -14,11 +14,11 @@ from unit.peer.audit.test_auditor import ME as SIGNER
 from unit.peer.audit.test_auditor import WORK
 from unit.peer.audit.test_steps import RUN, copied, head, segment, trainer
 from weft.ids import Round
-from weft.peer.audit import checks
+from weft.peer.audit import auditor, checks
 from weft.peer.audit.auditor import Auditor, _Shown
 from weft.peer.audit.checks import Audit
 from weft.peer.audit.outcome import Found
-from weft.peer.audit.steps import LOCAL, repeat, state_of
+from weft.peer.audit.steps import LOCAL, repeat, some_roundings_off, state_of
 from weft.run.trust import AuditedTrust
 from weft.store.chunks import state_index
 from weft.sync.records.work import link
@@ -84,14 +84,22 @@ def test_a_step_is_held_against_what_rounding_makes_of_it_where_that_is_more_tha
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where numbers nearly cancel: what others round otherwise is then as far as a cheat is elsewhere."""
-    looked = Looked(tmp_path)
+    looked, drawn = Looked(tmp_path), list[int]()
+
+    def noted(state: State, number: int) -> State:
+        drawn.append(number)
+        return some_roundings_off(state, number)
+
+    monkeypatch.setattr(auditor, "some_roundings_off", noted)
     usual = looked.found(looked.elsewhere(), monkeypatch)
     assert (usual.outcome, usual.apart.held if usual.apart else 0.0) == ("equal", judge.MOMENTS["fp32"])
     assert usual.apart is not None
     for held in (judge.ONE_STEP, judge.MOMENTS):
         monkeypatch.setitem(held, "fp32", usual.apart.distance / 4)
+    assert drawn == [], "it costs nothing where nothing is beyond what is usual"
     rounded = looked.found(looked.elsewhere(), monkeypatch)
     assert rounded.outcome == "equal"
+    assert drawn == [0, 1, 2], "it looks three times, and each time with another draw"
     assert rounded.apart is not None
     assert rounded.apart.distance < rounded.apart.held < 1e-2
     assert rounded.apart.share < 0.5

@@ -16,14 +16,25 @@ from weft.errors import DataError
 from weft.ids import PeerId, Round
 from weft.model.initial import initial_vector
 from weft.peer.audit.heads import Head
-from weft.peer.audit.steps import LOCAL, Away, Compared, distance, followed, of_followed, repeat, state_of
+from weft.peer.audit.steps import (
+    LOCAL,
+    Away,
+    Compared,
+    distance,
+    followed,
+    led_apart,
+    of_followed,
+    repeat,
+    some_roundings_off,
+    state_of,
+)
 from weft.peer.chain import genesis, open_branch
 from weft.run.amend import first_charter
 from weft.run.machine import PeerConfig
 from weft.sync.records.index import VectorIndex
 from weft.sync.records.work import Segment
 from weft.training.trainer import Trainer
-from weft.verify.judge import threshold
+from weft.verify.judge import ROUNDING, threshold
 from weft.wire import digest_of
 
 ME, OTHER = PeerId("aa" * 32), PeerId("bb" * 32)
@@ -153,6 +164,30 @@ def test_parameters_that_do_not_follow_their_moments_are_something_else(tmp_path
     assert found.of_memory == 0.0
     assert not found.is_honest
     assert of_followed(found).share > 1
+
+
+def test_parameters_that_are_some_roundings_off_are_so_by_chance_and_the_same_each_time(tmp_path: Path) -> None:
+    state = copied(state_of(trainer(tmp_path)))
+    first, again, other = (some_roundings_off(state, number)[LOCAL] for number in (0, 0, 1))
+    assert torch.equal(first, again)
+    for each in (first, other):
+        by = (each - state[LOCAL]).double().norm() / state[LOCAL].double().norm()
+        assert float(by) == pytest.approx(ROUNDING, rel=0.05)
+    assert not torch.allclose(first, other, rtol=ROUNDING / 100, atol=0.0)
+
+
+def test_what_fp32_cannot_keep_of_parameters_is_no_rounding_of_steps() -> None:
+    """As at a low learning rate: who begins some roundings off keeps other bits, by as much as a step is long."""
+    luck = torch.Generator().manual_seed(0)
+    before = {LOCAL: torch.randn(10_000, generator=luck), "moment1": torch.zeros(10_000)}
+    step = torch.randn(10_000, generator=luck)
+    for rate in (1e-6, 1e-3):
+        ways = [(at, {**at, LOCAL: at[LOCAL] + rate * step}) for at in (before, some_roundings_off(before, 0))]
+        assert led_apart(1, *ways)[LOCAL] < 1e-6
+        (off, away), more = ways[1], 0.01 * rate * step
+        led = led_apart(1, ways[0], (off, {**away, LOCAL: away[LOCAL] + more}))[LOCAL]
+        assert 0.0 <= led < 0.011
+        assert rate == 1e-6 or led > 0.009
 
 
 def test_a_trainer_that_has_not_started_makes_no_steps_of_others_yet(tmp_path: Path) -> None:

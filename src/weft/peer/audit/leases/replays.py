@@ -39,8 +39,8 @@ from weft.peer.audit.steps import (
     named_error,
     payload_of_end,
     repeat,
-    roundings,
     shape_of,
+    some_roundings_off,
     state_of,
     why_beyond,
     widened_by,
@@ -56,7 +56,7 @@ from weft.training.device import first_line
 from weft.training.learner import nothing
 from weft.training.trainer import Trainer
 from weft.verify.evidence.works import false_by_words, false_claim
-from weft.verify.judge import Numerics
+from weft.verify.judge import NUM_ROUNDINGS, Numerics
 from weft.wire import Buffer, decode, digest, digest_of
 
 Outcome = Literal["equal", "near", "differs", "unknown"]
@@ -330,13 +330,14 @@ class Replays:
         Args:
             mine: what the lease came to, at the parameters where it is compared.
         """
-        if not case.work.segments[number].num_steps:
+        if not (num_steps := case.work.segments[number].num_steps):
             return []
         found = list[dict[str, float]]()
-        for begin in roundings(made.begin):
+        for draw in range(NUM_ROUNDINGS):
+            begin = some_roundings_off(made.begin, draw)
             with suppress(_Differs):
                 end = self._repeated(case, number, begin, lambda _num: self._between())
-                found.append(led_apart((made.begin, made.end), (begin, end), mine))
+                found.append(led_apart(num_steps, (made.begin, made.end), (begin, end), mine))
         return found
 
     # --- from the work before ---
