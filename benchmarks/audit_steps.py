@@ -160,22 +160,35 @@ class Found(NamedTuple):
     differs: bool
 
 
-def found(
-    numerics: Numerics, is_honest: bool, who: str, case: Case, auditor: Peer, mine: State, theirs: State
-) -> Found:
-    apart = {name: distance(case.before[name], mine[name], theirs[name]) for name in mine}
-    parameters, optimizer = apart[LOCAL], max(far for name, far in apart.items() if name != LOCAL)
-    is_equal = all(torch.equal(mine[name], theirs[name]) for name in mine)
-    is_new = not case.place
-    held = held_of(numerics, 1, apart, is_new=is_new)
-    differs = why_beyond(apart, held) is not None and not is_equal
-    if differs and numerics == "fp32":
-        both, made = Compared(case.before, mine, theirs, apart), (case.before, mine)
-        offs = [some_roundings_off(case.before, number) for number in range(NUM_ROUNDINGS)]
-        rounded = [led_apart(1, made, (off, auditor.step(off, case.place))) for off in offs]
-        is_followed = followed_adamw(AdamWConfig(), LR, case.place + 1, both).is_honest
-        differs = not is_followed and why_beyond(apart, widened_by(held, 1, rounded)) is not None
-    return Found(numerics, is_honest, who + FIRST if is_new else who, parameters, optimizer, differs)
+class Look(NamedTuple):
+    """A case as an auditor sees it.
+
+    Args:
+        auditor: makes steps.
+        mine: what it came to.
+    """
+
+    numerics: Numerics
+    case: Case
+    auditor: Peer
+    mine: State
+
+    def found(self, is_honest: bool, who: str, theirs: State) -> Found:
+        """Return how far another's state lies apart, and what an auditor says of it."""
+        numerics, case, auditor, mine = self
+        apart = {name: distance(case.before[name], mine[name], theirs[name]) for name in mine}
+        parameters, optimizer = apart[LOCAL], max(far for name, far in apart.items() if name != LOCAL)
+        is_equal = all(torch.equal(mine[name], theirs[name]) for name in mine)
+        is_new = not case.place
+        held = held_of(numerics, 1, apart, is_new=is_new)
+        differs = why_beyond(apart, held) is not None and not is_equal
+        if differs and numerics == "fp32":
+            both, made = Compared(case.before, mine, theirs, apart), (case.before, mine)
+            offs = [some_roundings_off(case.before, number) for number in range(NUM_ROUNDINGS)]
+            rounded = [led_apart(1, made, (off, auditor.step(off, case.place))) for off in offs]
+            is_followed = followed_adamw(AdamWConfig(), LR, case.place + 1, both).is_honest
+            differs = not is_followed and why_beyond(apart, widened_by(held, 1, rounded)) is not None
+        return Found(numerics, is_honest, who + FIRST if is_new else who, parameters, optimizer, differs)
 
 
 # --- honest ---
@@ -259,18 +272,18 @@ def play(text: Path, sizes: list[str], first: int) -> Iterator[Found]:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "text.txt").write_text(text.read_text("utf-8"), "utf-8")
-            all_cases, mines = list(cases(folder, size, numerics, first)), list[State]()
-            for number, case in enumerate(all_cases):
+            looks = list[Look]()
+            for number, case in enumerate(cases(folder, size, numerics, first)):
                 torch.save(tuple(case), folder / f"case-{number:03}.pt")
                 honest = Peer(*sealed(folder, size, case.seed, numerics), AUDITOR_THREADS)
-                mines.append(honest.step(case.before, case.place))
-                for cheat, theirs in cheats(folder, size, numerics, case, honest, mines[-1]):
-                    yield found(numerics, False, cheat, case, honest, mines[-1], theirs)
+                look = Look(numerics, case, honest, honest.step(case.before, case.place))
+                looks.append(look)
+                for cheat, theirs in cheats(folder, size, numerics, case, honest, look.mine):
+                    yield look.found(False, cheat, theirs)
             for machine in MACHINES:
                 all_theirs = elsewhere(folder, size, numerics, machine)
-                for case, mine, theirs in zip(all_cases, mines, all_theirs, strict=True):
-                    honest = Peer(*sealed(folder, size, case.seed, numerics), AUDITOR_THREADS)
-                    yield found(numerics, True, machine, case, honest, mine, theirs)
+                for look, theirs in zip(looks, all_theirs, strict=True):
+                    yield look.found(True, machine, theirs)
 
 
 def rows(all_found: list[Found]) -> Iterator[list[object]]:

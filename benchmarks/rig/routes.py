@@ -2,7 +2,8 @@
 
     Blind     by how far members are and how fast they compute, whatever waits there: Parallax's second phase (arXiv:
               2509.26182), whose term for load is 0.05 ms a layer at a full node, and nothing here. Who is full says so
-    Oracle    by what is true at the moment of choice, of all members and lines, with what all entries have sent
+    Oracle    by what is true at the moment of choice, of all lines and of members that have told of themselves, with
+              what all entries have sent
 
 Both minimise what production minimises, so they differ from it by what they know alone.
 """
@@ -62,8 +63,8 @@ class Oracle(Paths):
 
 
 def _true(machine: Machine, sent: Sequence[Reserved], now: float, num_held: int) -> Figures:
-    like, num_waiting = machine.computing.like, 0
-    if machine.member is not None:  # else it has gone
-        new = sum(each.num_prompt for each in sent if not each.is_read and each.at > now - ON_ITS_WAY_S)
-        num_waiting = machine.member.served().num_waiting + new
+    like = machine.computing.like
+    assert machine.member is not None, "who has gone is not asked"
+    new = sum(each.num_prompt for each in sent if not each.is_read and each.at > now - ON_ITS_WAY_S)
+    num_waiting = machine.member.served().num_waiting + new
     return Figures(like.step_ms / 1000, like.row_ms / 1000, like.token_ms / 1000, len(sent), num_waiting, num_held)

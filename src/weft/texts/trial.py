@@ -32,8 +32,7 @@ async def measure(
     for sizes in SIZES:
         for time in range(TIMES):
             began, num_graphs = clock.now(), section.num_graphs
-            pages = pool.take((), sum(map(num_pages, sizes)))
-            if pages is None or began - since >= MOST_S:
+            if began - since >= MOST_S or (pages := pool.take((), sum(map(num_pages, sizes)))) is None:
                 return
             try:
                 if turn is not None:

@@ -1,6 +1,7 @@
 """Members die while a text is mended, and a stage has nobody for a while."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from weft.ids import PeerId
 from weft.texts import outbox
 from weft.texts.asking.entry import WAIT_S
 from weft.texts.asking.no_path import NoPath
-from weft.texts.asking.path import Paths
+from weft.texts.asking.path import Paths, Reserved
 from weft.texts.asking.patience import FIRST_S
 from weft.texts.asking.under_way import TextOfMembers
 
@@ -29,7 +30,7 @@ def test_who_sends_again_to_one_that_took_over_may_die_in_the_middle_of_it(monke
     monkeypatch.setattr(outbox, "MAX_INLINE_NBYTES", 8 << 10)  # what is sent again is fetched, piece by piece
     asked = wanted(text_of(400, 3), 12)
     (expected,) = of_the_whole(asked)
-    served = Served(has_guesses=False)
+    served = Served(has_guesses=False)  # else it may be over before
 
     async def play() -> None:
         text = served.entry.begin(asked)
@@ -114,5 +115,40 @@ def test_a_fault_of_wefts_own_ends_a_text_that_begins_and_no_other(monkeypatch: 
         monkeypatch.setattr(Paths, "reserve", reserve)
         assert await tokens_of(served.entry.begin(asked)) == expected
         assert [type(each) for each in faults] == [ZeroDivisionError]
+
+    served.run(play)
+
+
+def test_who_goes_on_with_a_text_is_chosen_without_what_it_is_there_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its members tell of it until it is closed there, as in a rest."""
+    asked = list[tuple[Reserved | None, Reserved | None]]()
+    reserve = Paths.reserve
+
+    def noted(self: Paths, *given: Any, was: Reserved | None = None, **how: Any) -> Reserved | None:
+        found = reserve(self, *given, was=was, **how)
+        asked.append((was, found))
+        return found
+
+    monkeypatch.setattr(Paths, "reserve", noted)
+    served = Served(has_guesses=False)
+    (expected,) = of_the_whole(wanted(PROMPT, 200))
+
+    async def play() -> None:
+        text = served.entry.begin(wanted(PROMPT, 200))
+        found = await until_drawn(served, text, 3)
+        served.kill(1)
+        assert found + await tokens_of(text) == expected
+        (first, second) = [each for each in asked if each[1] is not None]
+        assert first[0] is None
+        assert second[0] is first[1]
+        asked.clear()
+        text = served.entry.begin(wanted(PROMPT, 200))
+        while not text.is_behind():  # noqa: ASYNC110  # nobody reads it
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1.0)
+        assert await tokens_of(text) == expected
+        rests = [was for was, found in asked if found is not None]
+        assert len(rests) >= 2
+        assert rests == [None] * len(rests)
 
     served.run(play)

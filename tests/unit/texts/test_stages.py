@@ -96,7 +96,7 @@ def test_a_text_goes_on_the_same_after_a_member_of_its_path_has_died(stage: int,
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_text_says_whom_it_has_come_by_and_who_went_on_in_whose_place(stage: int) -> None:
-    served = Served(has_guesses=False)
+    served = Served(has_guesses=False)  # else it may be over before one dies
 
     async def play() -> None:
         text = served.entry.begin(wanted(PROMPT, 12))
@@ -448,7 +448,7 @@ def test_activations_in_eight_bits_give_a_text() -> None:
 def test_who_leaves_says_so_and_nobody_waits() -> None:
     asked = wanted(PROMPT, 12)
     (expected,) = of_the_whole(asked)
-    served = Served((1, 2), has_guesses=False)
+    served = Served((1, 2), has_guesses=False)  # else it may be over before
 
     async def play() -> None:
         text = served.entry.begin(asked)

@@ -81,7 +81,7 @@ def test_who_is_slow_gets_less() -> None:
 
 
 def test_who_becomes_slow_gets_less() -> None:
-    """A member's own steps tell it, whatever it was like before."""
+    """A member's own steps tell it, whatever it was like before: after some tens of them."""
     texts = Texts(count=96, per_s=6.0, prompt_tokens=8, answer_tokens=12, row_nbytes=64)
     kind = Server(name="home", count=2)
     slow = Slow(peer="home-0", at_s=0.1, factor=0.1, lasts_s=600.0)
