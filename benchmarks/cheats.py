@@ -16,6 +16,8 @@ four cheat, and the game plays the same.
 """
 
 import argparse
+import shlex
+import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -273,7 +275,8 @@ def main() -> int:
             "Within three standard errors, and nobody honest struck out: " + ("yes." if agree else "**no**."),
         ]
         are_safe = are_safe and agree
-    write("cheats", "Members that cheat, and how long they can", "python -m benchmarks.cheats", sections)
+    command = shlex.join(["python", "-m", "benchmarks.cheats", *sys.argv[1:]])
+    write("cheats", "Members that cheat, and how long they can", command, sections)
     return 0 if are_safe else 1
 
 
