@@ -23,7 +23,8 @@ stage before and one edge more (Bellman, 1958); since the last stage's token goe
 each first member.
 
 Whoever sends texts reserves at once: what members tell of themselves is two seconds old, and hundreds may be sent
-meanwhile. A peer that holds the whole model is a path of one stage.
+meanwhile. Others who ask choose by the same news: where one has sent a fourth of all that is drawn, each text that it
+has sent since counts as four. A peer that holds the whole model is a path of one stage.
 """
 
 import math
@@ -79,8 +80,8 @@ class Figures(NamedTuple):
     step_s: float
     row_s: float
     token_s: float
-    num_rows: int = 0
-    num_waiting: int = 0
+    num_rows: float = 0
+    num_waiting: float = 0
     num_held: int = 0
 
 
@@ -102,7 +103,7 @@ def node_s(figures: Figures, wanted: Wanted) -> float:
     return wanted.num_drawn * each_s + num_read * figures.token_s
 
 
-def _step_s(figures: Figures, num_rows: int, trip_s: float) -> float:
+def _step_s(figures: Figures, num_rows: float, trip_s: float) -> float:
     """Return how long steps are where so many texts are drawn."""
     least_s = figures.step_s + figures.row_s * min(1, num_rows)
     most_s = figures.step_s + figures.row_s * num_rows
@@ -110,7 +111,7 @@ def _step_s(figures: Figures, num_rows: int, trip_s: float) -> float:
     return most_s if share >= 1.0 else max(least_s, min(most_s, figures.step_s / (1.0 - share)))
 
 
-def _busy(num_others: int, step_s: float, trip_s: float) -> float:
+def _busy(num_others: float, step_s: float, trip_s: float) -> float:
     """Return for which share of the time a step of others is under way when a token comes."""
     away = max(0.0, 1.0 - step_s / trip_s) if trip_s else 0.0
     return min(1.0, num_others * step_s / trip_s) * away if away else 0.0
@@ -211,6 +212,18 @@ class Reserved:
     is_read: bool = False  # its prompt
 
 
+class _News(NamedTuple):
+    """What a member has told last.
+
+    Args:
+        num_own: of the texts that it drew then, those that were sent from here.
+    """
+
+    served: SectionServed
+    at: float
+    num_own: int
+
+
 @dataclass
 class _Bar:
     until: float
@@ -226,7 +239,7 @@ class Paths:
     """
 
     num_stages: int
-    _served: dict[tuple[int, PeerId], tuple[SectionServed, float]] = field(default_factory=dict)  # and when it told it
+    _served: dict[tuple[int, PeerId], _News] = field(default_factory=dict)
     _sent: dict[tuple[int, PeerId], dict[Reserved, None]] = field(default_factory=dict)
     _links: dict[PeerId, dict[int, dict[PeerId, Link]]] = field(default_factory=dict)  # as each last told, by its stage
     _farthest: dict[PeerId, float] = field(
@@ -234,12 +247,15 @@ class Paths:
     )  # of whom each tells, where it tells of as many as it can
     _bars: dict[PeerId, _Bar] = field(default_factory=dict)
     _trip_s: float = 0.0  # of a token, of late; 0: none has come
+    _num_askers: float | None = None  # None: there was news since
 
     def seen(self, peer: PeerId, served: SectionServed, now: float) -> None:
         """A member tells of itself."""
         if served.stage >= self.num_stages:
             return
-        self._served[served.stage, peer] = served, now
+        num_own = sum(each.is_read for each in self.sent(served.stage, peer))
+        self._served[served.stage, peer] = _News(served, now, min(num_own, served.num_rows))
+        self._num_askers = None
         self._links.setdefault(peer, {})[served.stage] = {
             near.peer: Link(near.rtt_s, near.bps) for near in served.links
         }
@@ -250,6 +266,7 @@ class Paths:
         """It is linked no more."""
         for stage in range(self.num_stages):
             self._served.pop((stage, peer), None)
+        self._num_askers = None
         self._bars.pop(peer, None)
         self._farthest.pop(peer, None)
         self._links.pop(peer, None)
@@ -257,28 +274,28 @@ class Paths:
     @property
     def empty(self) -> list[int]:
         """Return the stages that nobody serves."""
-        there = {stage for (stage, _), (served, _) in self._served.items() if served.rounds}
+        there = {stage for (stage, _), (served, *_) in self._served.items() if served.rounds}
         return [stage for stage in range(self.num_stages) if stage not in there]
 
     @property
     def lacks_forms(self) -> bool:
         """Whether members of the last stage serve, and none holds answers to forms."""
         last = self.num_stages - 1
-        there = [served for (stage, _), (served, _) in self._served.items() if stage == last and served.rounds]
+        there = [served for (stage, _), (served, *_) in self._served.items() if stage == last and served.rounds]
         return bool(there) and all(served.forms != FORMS for served in there)
 
     @property
     def round(self) -> int | None:
         """Return the newest round after which each stage has somebody with weights; None: there is none."""
         stages: list[set[int]] = [set() for _ in range(self.num_stages)]
-        for (stage, _), (served, _) in self._served.items():
+        for (stage, _), (served, *_) in self._served.items():
             stages[stage].update(served.rounds)
         return max(set.intersection(*stages), default=None)
 
     @property
     def num_serving(self) -> int:
         """Return how many members serve."""
-        return len({peer for (_, peer), (served, _) in self._served.items() if served.rounds})
+        return len({peer for (_, peer), (served, *_) in self._served.items() if served.rounds})
 
     @property
     def trip_s(self) -> float:
@@ -287,7 +304,7 @@ class Paths:
 
     def serves(self, peer: PeerId) -> bool:
         """Return whether it says that it draws text, or computes for it."""
-        return any(each == peer and served.rounds for (_, each), (served, _) in self._served.items())
+        return any(each == peer and served.rounds for (_, each), (served, *_) in self._served.items())
 
     def reserve(
         self,
@@ -312,11 +329,11 @@ class Paths:
             was: the path that it took until now: its members tell of it, too.
         """
         wanted = wanted._replace(trip_s=self._trip_s)
-        rounds = {each for served, _ in self._served.values() for each in served.rounds}
+        rounds = {each for served, *_ in self._served.values() for each in served.rounds}
         barred = {*without, *self._barred(now)}
 
         def there(stage: int, of_round: int) -> list[PeerId]:
-            here = [peer for (at, peer), (told, _) in self._served.items() if at == stage and of_round in told.rounds]
+            here = [peer for (at, peer), (told, *_) in self._served.items() if at == stage and of_round in told.rounds]
             fit = [peer for peer in here if self._is_fit(stage, peer, has_form=wanted.has_form, is_exact=is_exact)]
             found = [peer for peer in fit if peer not in barred]
             return found if found or not has_barred else [peer for peer in fit if peer not in without]
@@ -353,7 +370,7 @@ class Paths:
         """Return whether each stage has a fit member with weights, of rounds that are right."""
         stages = {
             stage
-            for (stage, peer), (served, _) in self._served.items()
+            for (stage, peer), (served, *_) in self._served.items()
             if peer not in without and served.rounds and is_right(served.rounds)
             if self._is_fit(stage, peer, has_form=has_form, is_exact=is_exact)
         }
@@ -432,7 +449,7 @@ class Paths:
     ) -> dict[PeerId, Figures]:
         found = {peer: self._figures(stage, peer, held.get(peer, 0), is_new=not held) for peer in peers}
         if was is not None and (peer := was.peers[stage]) in found:
-            found[peer] = self._without(was, found[peer], self._served[stage, peer][1])
+            found[peer] = self._without(was, found[peer], self._served[stage, peer].at)
         return found
 
     def _without(self, was: Reserved, figures: Figures, told_at: float) -> Figures:
@@ -452,22 +469,32 @@ class Paths:
         found = self._served.get((stage, peer))
         if found is None:
             return Figures(FIRST_STEP_S, 0.0, 0.0)
-        served, told_at = found
+        served, told_at, _ = found
         step_s, row_s, token_s = _seconds(served) if served.step_s or not is_new else self._usual_s(stage)
         new = [each for each in self.sent(stage, peer) if each.at > told_at - NEWS_LAG_S]
+        since, others = [each for each in new if each.at > told_at], self.num_askers - 1
         return Figures(
             step_s or FIRST_STEP_S,
             row_s,
             token_s,
-            served.num_rows + len(new),
-            served.num_waiting + sum(each.num_prompt for each in new if not each.is_read),
+            served.num_rows + len(new) + others * len(since),
+            served.num_waiting + _num_unread(new) + others * _num_unread(since),
             num_held,
         )
+
+    @property
+    def num_askers(self) -> float:
+        """Return how many times as many texts are drawn as were sent from here, by what members told last."""
+        if self._num_askers is None:
+            num_drawn = sum(news.served.num_rows for news in self._served.values())
+            num_own = sum(news.num_own for news in self._served.values())
+            self._num_askers = (1 + num_drawn) / (1 + num_own)
+        return self._num_askers
 
     def _usual_s(self, stage: int) -> tuple[float, float, float]:
         """Return how long a step, a row more and a token more of a prompt take of who has not computed yet: as long as
         those of the stage's others, so that it is asked where they have something to do, and does not stay unknown."""
-        told = [_seconds(served) for (each, _), (served, _) in self._served.items() if each == stage and served.step_s]
+        told = [_seconds(served) for (each, _), (served, *_) in self._served.items() if each == stage and served.step_s]
         if not told:
             return FIRST_STEP_S, 0.0, 0.0
         steps, rows, tokens = zip(*told, strict=True)
@@ -475,6 +502,10 @@ class Paths:
 
     def _barred(self, now: float) -> list[PeerId]:
         return [peer for peer, bar in self._bars.items() if bar.until > now]
+
+
+def _num_unread(sent: Iterable[Reserved]) -> int:
+    return sum(each.num_prompt for each in sent if not each.is_read)
 
 
 def _seconds(served: SectionServed) -> tuple[float, float, float]:

@@ -130,6 +130,28 @@ def test_what_a_member_has_told_since_is_not_counted_twice() -> None:
     assert [each.num_rows for each in (both._figures(0, peer(0), 0), both._figures(0, peer(1), 0))] == [2, 2]
 
 
+def test_others_who_ask_choose_by_the_same_news() -> None:
+    """Of eight texts that a member draws two were sent from here: each that is sent from now on comes with two more."""
+    asked = made((0, served(0)), (1, served(0, step_s=0.5)))
+    for _ in range(2):
+        sent = asked.reserve(WANTED, 1.0)
+        assert sent is not None
+        asked.drew(sent)
+    assert asked.num_askers == 1.0, "nobody draws anything yet"
+    asked.seen(peer(0), served(0, num_rows=8), 5.0)
+    assert asked._figures(0, peer(0), 0).num_rows == 8
+    assert asked.num_askers == 9 / 3  # one is counted beside either
+    assert asked.reserve(WANTED, 6.0) is not None
+    found = asked._figures(0, peer(0), 0)
+    assert (found.num_rows, found.num_waiting) == (8 + 1 + 2, 3 * WANTED.num_prompt)
+    asked.seen(peer(0), served(0, num_rows=2), 7.0)
+    assert asked.num_askers == 1.0, "all are from here"
+    asked.seen(peer(1), served(0, num_rows=9), 7.0)
+    assert asked.num_askers == 12 / 3
+    asked.gone(peer(1))
+    assert asked.num_askers == 1.0
+
+
 def test_a_text_that_goes_on_is_not_in_its_own_way() -> None:
     """A member draws it already: with it, it has as many texts as before."""
     both = made((0, served(0)), (1, served(0)))
