@@ -227,7 +227,16 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
     def _run_once(self) -> None:
         if self._frozen:
             self._hold()
+        self._reach()
         super()._run_once()  # type: ignore[misc]
+
+    def _reach(self) -> None:
+        """Let the time come of a timer that runs now because it is due within the resolution. Else two that wait for
+        what is left until a moment, and look again, wake each other for ever: that moment never comes."""
+        if self._scheduled:
+            ahead = self._scheduled[0].when() - self.time()
+            if 0.0 < ahead <= self._clock_resolution:
+                self._virtual_clock.advance(ahead)
 
     def _hold(self) -> None:
         for handle in [handle for handle in self._ready if self._held_of(handle) is not None]:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import pytest
 
@@ -222,6 +223,31 @@ class Diary:
         for _ in range(times):
             await asyncio.sleep(1.0)
             self.note("tick")
+
+
+def test_two_who_wait_for_less_than_the_loop_tells_apart_come_to_an_end() -> None:
+    """A timer that is due within the loop's resolution runs now. Two that woke each other so stopped the time."""
+    clock = VirtualClock()
+
+    async def waits(until: float) -> int:
+        num_waits = 0
+        while (left_s := until - clock.now()) > 0:
+            num_waits += 1
+            assert num_waits < 10, "it waits for ever"
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await asyncio.Event().wait()
+        return num_waits
+
+    async def play() -> list[int]:
+        await asyncio.sleep(1.0 - 4e-7)
+        first = asyncio.ensure_future(waits(1.0))
+        for _ in range(2):  # one begins where the other's timer runs
+            await asyncio.sleep(0)
+        return [await waits(1.0), await first]
+
+    assert max(clock.run(play())) <= 3
+    assert clock.now() == pytest.approx(1.0, abs=1e-6)
 
 
 def test_a_frozen_process_does_nothing_and_then_what_it_missed_while_others_go_on() -> None:
