@@ -157,11 +157,16 @@ def test_newcomers_and_who_strays_are_audited_more_often_and_answer(make_swarm: 
 
 def struck_out(swarm: Swarm, name: str = "d") -> str:
     """Assert that the others have struck out one member, and nobody else; return why."""
+    (why,) = reasons(swarm, name)
+    return why
+
+
+def reasons(swarm: Swarm, name: str = "d") -> set[str]:
+    """As `struck_out`, of one whose works one round may find false for several reasons."""
     liar = swarm.member(name).id
     enacted = [event for life in swarm.lives for event in life.seen(ActEnacted)]
     assert {(event.kind, event.subject) for event in enacted} == {("strike out", liar)}
-    (why,) = {event.reason for event in enacted}
-    return why
+    return {event.reason for event in enacted}
 
 
 BY_EVIDENCE = r"members banned this key.*never signs that|refuse this key"
@@ -236,7 +241,7 @@ def test_who_rests_on_a_state_that_steps_do_not_change_is_struck_out_by_whatever
 
     swarm.make_trainer = make_trainer
     play(swarm, r"done again what it says it has done|refuse this key")
-    assert struck_out(swarm) == TOO_FAR or struck_out(swarm).startswith("it came to other")
+    assert all(why == TOO_FAR or why.startswith("it came to other") for why in reasons(swarm))
     assert TOO_FAR in {doubt.why for doubt in doubts(swarm, but="d")}
     assert d.id not in {audit.member for audit in audits(swarm)}, "nobody has found any of its steps right"
 

@@ -25,7 +25,7 @@ def test_who_has_computed_nothing_yet_tells_how_long_its_steps_are() -> None:
             assert (told.num_rows, told.num_waiting, member.num_held) == (0, 0, 0)
         known = served.entry.paths._served
         assert len(known) == 6
-        assert all(each.step_s > 0 for each, _ in known.values()), "nobody was told of it before"
+        assert all(news.served.step_s > 0 for news in known.values()), "nobody was told of it before"
 
     served.run(play)
 

@@ -149,7 +149,7 @@ def test_evidence_takes_memory_where_single_steps_are_signed_in_exact_numbers() 
 def test_audits_take_memory_of_the_host_beside_training(monkeypatch: pytest.MonkeyPatch) -> None:
     run, num = run_config(DiLoCoConfig(), batch_size=8), num_parameters(MODEL)
     audited = replace(run, trust=AuditedTrust())
-    shown, looked, lent = 32 * num, (3 * 3 * 12 + 20) * num, 28 * num
+    shown, looked, lent = 32 * num, (3 * 3 * 12 + 16 + 20) * num, 28 * num
     assert audits_nbytes(audited) == 8 * shown + looked + lent + build(Int8Config()).nbytes(num)
     assert audits_nbytes(run) == audits_nbytes(replace(run, trust=RecordedTrust())) == 0
     for place in (CPU, GPU):
