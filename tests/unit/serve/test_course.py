@@ -15,7 +15,7 @@ from weft.engine.text import Wanted
 from weft.ids import PeerId
 from weft.serve.generation import Model
 from weft.serve.metrics import Metrics
-from weft.texts.asking.path import Course
+from weft.texts.asking.course import Course
 from weft.texts.asking.under_way import TextOfMembers
 
 ANNA, BEN, CARL = (PeerId(letter * 64) for letter in "abc")

@@ -49,7 +49,7 @@ def repeat(
     run: Genesis,
     head: Head,
     segment: Segment,
-    state: Mapping[str, Tensor],
+    state: State,
     outer: Float32[Tensor, " num"],
     num_before: int,
     first: int,
@@ -107,9 +107,9 @@ class Compared(NamedTuple):
         apart: how far both lie apart, by vector, where one differs.
     """
 
-    before: Mapping[str, Tensor]
-    mine: Mapping[str, Tensor]
-    theirs: Mapping[str, Tensor]
+    before: State
+    mine: State
+    theirs: State
     apart: Mapping[str, float]
 
 

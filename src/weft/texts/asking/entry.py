@@ -38,8 +38,9 @@ from weft.pipeline.routing import Failure
 from weft.rng import fresh_secret
 from weft.tasks import Tasks
 from weft.texts.asking import text as machine
+from weft.texts.asking.course import Course
 from weft.texts.asking.no_path import form_of
-from weft.texts.asking.path import Course, Paths
+from weft.texts.asking.path import Paths
 from weft.texts.asking.under_way import TextOfMembers, UnderWay
 from weft.texts.messages import SECRET_NBYTES, Receipts, SectionServed, SequenceLost, TokenDrawn
 from weft.texts.receipts.collected import Collected

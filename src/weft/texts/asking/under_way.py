@@ -21,8 +21,9 @@ from weft.pipeline.link import StageLink
 from weft.pipeline.routing import Failure
 from weft.tasks import Tasks
 from weft.texts.asking import text as machine
+from weft.texts.asking.course import Course
 from weft.texts.asking.no_path import NoPath, no_path
-from weft.texts.asking.path import Course, Paths, Reserved
+from weft.texts.asking.path import Paths, Reserved
 from weft.texts.asking.path import Wanted as Asked
 from weft.texts.asking.patience import Patience
 from weft.texts.chain import joined, key_of
