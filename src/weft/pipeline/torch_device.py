@@ -9,7 +9,6 @@ proportion is by what is predicted in them.
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -20,7 +19,7 @@ from weft.cost.pipeline import NUM_OWED
 from weft.data import rows
 from weft.data.rows import Batch
 from weft.data.store import BEGINS
-from weft.errors import CallFailed, NotFinite, PayloadError
+from weft.errors import NotFinite, PayloadError
 from weft.ids import PeerId
 from weft.model.backward import Passed, Recomputed, Recomputing, forward
 from weft.model.flat import FlatModel
@@ -28,6 +27,7 @@ from weft.model.transformer import SectionModule
 from weft.pipeline.codec.boundary import Activations, Boundary, Samples, Shape
 from weft.pipeline.codec.build import Boundaries
 from weft.pipeline.device import TOKEN_NBYTES, Encode, Given, Ways
+from weft.pipeline.written import AsWritten
 from weft.wire import Buffer, digest
 
 LEAST_MOVED = 0.05  # of what goes on: a section that has not learnt yet may change next to nothing
@@ -83,10 +83,8 @@ class TorchDevice:
             positions = edges.positions
             return module.loss(x, edges.targets, positions) if self.section.is_last else module(x, positions=positions)
 
-        num_written = self.model.num_written  # others write the parameters, and on another thread
-        return _TorchPassed(
-            self._pass(compute, x), edges, self.weight(given), lambda: self.model.num_written != num_written
-        )
+        weights = AsWritten(self.model)
+        return _TorchPassed(self._pass(compute, x), edges, self.weight(given), weights)
 
     def apart(self, given: Given, returned: Buffer | None, theirs: Ways, mine: Ways) -> tuple[float, float]:
         edges = self.edges(given)
@@ -171,13 +169,11 @@ class _TorchPassed:
     """
     Args:
         weight: of its gradient.
-        is_outdated: whether the parameters were written since it began.
+        weights: of the model, as they were when it began.
     """
 
-    def __init__(
-        self, passed: Passed | Recomputed, edges: Edges, weight: float, is_outdated: Callable[[], bool]
-    ) -> None:
-        self._is_outdated = is_outdated
+    def __init__(self, passed: Passed | Recomputed, edges: Edges, weight: float, weights: AsWritten) -> None:
+        self._weights = weights
         self._passed = passed
         self._edges = edges
         self._weight = weight
@@ -190,13 +186,8 @@ class _TorchPassed:
 
     def backward(self, gradient: Buffer | None, member: PeerId | None = None) -> Buffer | None:
         dy = None if gradient is None else self._edges.gradient(gradient, member)
-        try:
-            found = None if self._is_outdated() else self._passed.input_gradient(dy)
-        except RuntimeError:  # torch finds it, too, where they are written meanwhile
-            if not self._is_outdated():
-                raise
-        if self._is_outdated():
-            raise CallFailed("the weights of its forward pass are no more: a step was made meanwhile")
+        with self._weights.needed():
+            found = self._passed.input_gradient(dy)
         return None if found is None else self._edges.input_gradient(found)
 
     def count(self) -> None:

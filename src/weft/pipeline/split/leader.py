@@ -169,7 +169,12 @@ class LedPassed:
         """
         Raises:
             PeerError: the team is broken.
+            CallFailed: the weights were written since the forward pass.
         """
+        with self._passing.weights.needed():
+            return await self._backward(gradient, member)
+
+    async def _backward(self, gradient: Buffer | None, member: PeerId | None) -> Buffer | None:
         leader, request = self._leader, self._request
         dy = await leader.means.run(lambda: self._of_output(gradient, member))
         try:

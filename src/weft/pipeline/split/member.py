@@ -203,7 +203,9 @@ class TeamMember:
         shape = passing.shape(means.whole(request.num_samples), number)
         async with Exchange(means.exchanges, request.back, helped.members) as exchange:
             team = Team(exchange, means.run)
-            dx = await passing.backward(team, await team.dealt(shape, passing.vector))
+            dy = await team.dealt(shape, passing.vector)
+            with passing.weights.needed():
+                dx = await passing.backward(team, dy)
             if passing.has_pieces:
                 await team.hand_in(dx)
 

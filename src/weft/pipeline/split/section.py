@@ -27,6 +27,7 @@ from weft.pipeline.split.layer import ByHeads, BySegments
 from weft.pipeline.split.ring_attention import Activations, put, select
 from weft.pipeline.split.team import Team
 from weft.pipeline.split.tensor_parallel import add_gradients, cut_layer
+from weft.pipeline.written import AsWritten
 
 Vector = Float[Tensor, " num"]
 
@@ -57,6 +58,7 @@ class SplitLayers:
 
     def __init__(self, model: FlatModel, split: SplitConfig, number: int) -> None:
         self.model = model
+        self.weights = AsWritten(model)
         self._split = split
         self.blocks = [cast(Block, block) for block in model.module.layers.values()]
         self._spans = [
@@ -92,7 +94,7 @@ class SplitLayers:
 
 
 class LayersAt:
-    """The layers of each step: weights change between two."""
+    """The layers of each step: weights change between two, and may be written within one, too."""
 
     def __init__(self, split: SplitConfig, width: int) -> None:
         self.width = width
@@ -106,7 +108,7 @@ class LayersAt:
     def at(self, model: FlatModel, step: Step, number: int) -> SplitLayers:
         """Return the layers of what computes the section in a step, as member `number` of a team has them."""
         made = self._made
-        if made is None or made[0] is not model or made[1:3] != (step, number):
+        if made is None or made[0] is not model or made[1:3] != (step, number) or made[3].weights.are_outdated:
             made = self._made = model, step, number, SplitLayers(model, self._split, number)
         return made[3]
 
@@ -122,6 +124,10 @@ class Passing:
         self._layers = layers
         self._segments = segments
         self._made: list[ByHeads | BySegments] = []
+
+    @property
+    def weights(self) -> AsWritten:
+        return self._layers.weights
 
     async def forward(self, team: Team, x: Activations) -> Activations:
         for number in range(len(self._layers.blocks)):

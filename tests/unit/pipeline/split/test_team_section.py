@@ -1,5 +1,6 @@
 """A section that a team computes is the undivided one; and what becomes of it when a member is gone."""
 
+import asyncio
 from types import SimpleNamespace
 
 import msgspec
@@ -173,6 +174,34 @@ def test_a_micro_batch_whose_helper_forgot_it_is_given_up_on_the_way_back() -> N
         teamed.helpings[0].advance(Step(4, 0))
         with pytest.raises(PeerError):
             await passed.backward(dy.numpy().tobytes(), None)
+
+    teamed.crew.run(play)
+
+
+@pytest.mark.parametrize("split", SPLITS[1:], ids=["by heads", "by segments"])
+@pytest.mark.parametrize("who", [0, 1], ids=["the leader's", "a helper's"])
+def test_a_micro_batch_whose_weights_are_written_meanwhile_is_given_up_and_the_next_has_those(
+    split: SplitConfig, who: int
+) -> None:
+    config = config_of("gqa")
+    teamed = Teamed(config, split, 1, 3)
+    given, dy = given_to(config, 1)
+
+    async def play() -> None:
+        lead = teamed.make_lead()
+        passed = await lead.forward(given)
+        assert passed is not None
+        teamed.models[who].vector.mul_(1.0)
+        with pytest.raises(PeerError):
+            await passed.backward(dy.numpy().tobytes(), None)
+        await asyncio.sleep(60)
+        for model in teamed.models:
+            model.vector.mul_(2.0)
+        found = await lead.forward(given)
+        assert found is not None
+        await found.backward(dy.numpy().tobytes(), None)
+        alone = await lead.means.run(lambda: teamed.means[0].section.here.forward(given))
+        assert near(numbers(found.output), numbers(alone.output))
 
     teamed.crew.run(play)
 
