@@ -6,8 +6,9 @@
 
 f is the member, g what lies above it, frozen, and n a RMSNorm without parameters. Whoever has g's weights computes z
 itself. With K = 1, a small eta and f' = f the gradient of the first term is that of CE(g(n(f(x))), y): it is training
-by gradients that are a round old. Steps further along z, or longer ones, lead elsewhere: where g is sure of what it is
-then told. For z holds the answer. Nothing but these steps ever reads it.
+by gradients that are a round old. eta is also how far a round goes, for the term pulls back what has gone beyond z: a
+small one mends little in a few rounds. A larger one bends the way a little, more corrections bend it far: they lead
+where g is sure of what it is then told. For z holds the answer. Nothing but these steps ever reads it.
 
 What was made with another member than the round begins with is stale, and refused.
 
@@ -42,7 +43,7 @@ class SauceConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="sauc
     member: Annotated[int, msgspec.Meta(ge=0, le=1 << 10, description="of the stack, that is trained")] = 0
     per_round: Annotated[int, msgspec.Meta(ge=1, le=10**6, description="steps on latents of one round")] = 36
     corrections: Annotated[int, msgspec.Meta(ge=1, le=16, description="gradient steps on latents: K")] = 1
-    eta: Annotated[float, msgspec.Meta(gt=0, le=100, description="how long they are")] = 0.25
+    eta: Annotated[float, msgspec.Meta(gt=0, le=100, description="how long they are")] = 16.0
     grounding: Annotated[float, msgspec.Meta(ge=0, le=100, description="weight of its own loss: lambda")] = 0.5
 
 
