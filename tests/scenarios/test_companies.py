@@ -16,7 +16,7 @@ from weft.clock import VirtualClock
 from weft.codec.config import Fp32Config
 from weft.data.batch import Batches
 from weft.data.corpus import CorpusConfig, TextSource
-from weft.events import Notice, RoundCommitted, StageEmpty, StageHeld, StageLeft, StateJoined
+from weft.events import BranchOpened, Notice, RoundCommitted, StageEmpty, StageHeld, StageLeft, StateJoined
 from weft.ids import Digest, PeerId
 from weft.model.config import num_parameters
 from weft.model.flat import assemble, layout
@@ -213,6 +213,31 @@ def test_a_member_that_dies_and_one_that_comes_leave_what_is_learnt_as_it_is(tmp
         assert losses(alive)[-1] == pytest.approx(expected, rel=0.02)
     else:  # while one alone leads the stages, steps have half the samples: it makes more of them
         assert 0.7 * expected < losses(alive)[-1] < 1.02 * expected
+
+
+@pytest.mark.full
+def test_who_comes_back_goes_where_no_round_ends_without_its_vote(tmp_path: Path) -> None:
+    """Newcomers have made its stage as strong as others, but count in no majority; another stage is weaker."""
+    back: list[Machine] = []
+
+    async def work(house: House) -> None:
+        machines = crew(house, 9)
+        await rounds(machines[0], 4)
+        of = [[each for each in machines[1:] if stage in each.company.members] for stage in range(3)]
+        for killed in of[2][:2]:
+            killed.kill()
+        machines += [house.start("n0"), house.start("n1")]
+        await asyncio.sleep(10.0)
+        of[0][0].kill()
+        await asyncio.sleep(10.0)
+        assert all(2 in each.company.members for each in machines[9:])
+        back.append(house.start(of[2][0].name))
+        await done(machines + back)
+
+    house = play(sealed(tmp_path, num_steps=40), tmp_path, work)
+    (held,) = back[0].seen(StageHeld)
+    assert (held.stage, held.reason) == (2, "no round of it ends without this peer")  # type: ignore[attr-defined]
+    assert not [event for machine in house.machines for event in machine.seen(BranchOpened)]
 
 
 @pytest.mark.slow

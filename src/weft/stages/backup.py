@@ -33,8 +33,9 @@ from weft.stages.reader import StageReader, shape
 from weft.stages.step.pipeline import Kit
 from weft.stages.table import StageTable
 from weft.store.home import CHECKPOINT_FILE, PeerFolder
+from weft.store.journal import Votes
 from weft.store.pool import Pool
-from weft.sync.records.messages import Manifest
+from weft.sync.records.messages import Base, Manifest
 from weft.wire import Buffer, digest_of
 
 HAND_OVER_S = 120.0  # for the state of a stage to be fetched by another before who holds it goes
@@ -61,6 +62,16 @@ class StagesOnDisk:
     def own(self) -> dict[int, int]:
         """Return those of the states that this peer held itself."""
         return {stage: _round(contents) for stage, contents in self._contents().items() if not is_copy(contents)}
+
+    def voted(self) -> dict[int, Base]:
+        """Return the rounds in which this peer voted last, by stage: not of those that it left in order."""
+        found = {}
+        for stage in self._folder.voted_stages:
+            with suppress(CheckpointError):  # damaged: it votes nowhere before another round is over
+                last = Votes(self._folder.stage(stage).durable).read()
+                if last is not None and not last.has_left:
+                    found[stage] = last.base
+        return found
 
     def has_counted(self, num_tokens: int) -> bool:
         """Return whether so much is trained, as a state that this peer held has it."""

@@ -2,7 +2,7 @@
 
     maker       waits for peers, and tells all who holds what
     comes       to the stage that is weakest, once any is held
-    again       to what it held before and others do not hold well; else as who comes
+    again       to what waits for its vote; else to what it held before, and others do not hold well; else as who comes
     too late    where all is trained and nobody else is here, it says so and ends. A stage's state may be a step behind
                 the first one's, or ahead: then it takes all for trained later, or earlier, by that much
 
@@ -16,7 +16,7 @@ event says so; but not where one peer is left alone.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from weft.events import Notice, StageEmpty
@@ -25,10 +25,11 @@ from weft.launch.peer import BEGUN
 from weft.pipeline.placement import GAIN, moves, stage_for, totals_of
 from weft.stages.backup import StagesOnDisk
 from weft.stages.holdings import MOVES, Holdings
-from weft.stages.messages import LeaveAnswer, MayLeave, StageBegin
+from weft.stages.messages import Held, LeaveAnswer, MayLeave, StageBegin
 from weft.stages.step.member import Member
 from weft.stages.step.pipeline import Kit
 from weft.stages.table import StageTable
+from weft.sync.records.messages import Base
 
 EMPTY_S = 10.0  # until a stage that nobody holds is taken up
 LOOK_S = 3.0  # at the news of others, before a newcomer chooses
@@ -46,6 +47,19 @@ def assigned(peers: Sequence[PeerId], num_stages: int) -> StageBegin:
         peers=tuple(peers[number % len(peers)] for number in range(num)),
         stages=tuple(number % num_stages for number in range(num)),
     )
+
+
+def waits_for(me: PeerId, last: Base, held: Mapping[PeerId, Held]) -> bool:
+    """Return whether a stage waits for a peer's vote: who is there has ended no round since, and is no majority.
+
+    Args:
+        last: the round in which the peer voted last.
+        held: who is in the stage.
+    """
+    others = held.keys() & set(last.electorate) - {me}
+    if me not in last.electorate or not others or any(each.round > last.round for each in held.values()):
+        return False
+    return 2 * len(others) <= len(last.electorate)
 
 
 class Placement:
@@ -98,6 +112,11 @@ class Placement:
         if self._on_disk.has_counted(self._run.train.tokens) and not await self._meets_others():
             self._kit.emit(Notice(text=ALONE))
             self._end()
+            return
+        if missed := self._missed():
+            self._is_begun.set()
+            for stage in missed:
+                self._holdings.hold(stage, "no round of it ends without this peer")
             return
         if kept := self._kept():
             self._is_begun.set()
@@ -154,6 +173,11 @@ class Placement:
                 return True
             await asyncio.sleep(LOOK_S)
         return False
+
+    def _missed(self) -> list[int]:
+        """Return the stages in which no round ends without this peer's vote."""
+        voted = self._on_disk.voted().items()
+        return [stage for stage, last in voted if waits_for(self._me, last, self._table.held(stage))]
 
     def _kept(self) -> list[int]:
         """Return the stages whose newest state is here, of this peer's own if it has any, and that need it."""

@@ -207,6 +207,12 @@ class PeerFolder:
         found = self.root.glob(f"{_STAGE}*/{self.checkpoint.name}/{CHECKPOINT_FILE}")
         return sorted(int(path.parts[-3].removeprefix(_STAGE)) for path in found)
 
+    @property
+    def voted_stages(self) -> list[int]:
+        """Return the stages in whose rounds this peer has voted."""
+        found = self.root.glob(f"{_STAGE}*/{self.durable.name}")
+        return sorted(int(path.parts[-2].removeprefix(_STAGE)) for path in found)
+
 
 class Home:
     """One machine's folders below `root`, which need not exist yet."""

@@ -20,7 +20,7 @@ from weft.store.journal import Votes
 from weft.sync.records.messages import AnyRoundMessage, Base, Collect, RoundNote
 from weft.sync.round import round as machine
 from weft.sync.round.machine import Input, Noticed, Output, Received, Rerouted, State, Status, TimedOut
-from weft.sync.round.rules import Durable, is_quorum, leader
+from weft.sync.round.rules import Durable, is_quorum, leader, spent_farewells
 from weft.tasks import Tasks
 from weft.wire import seal
 
@@ -292,12 +292,15 @@ class Quorum:
         return f"{several(num_voteless, 'member')} {was} stopped in the middle of this round, so it cannot end"
 
     def is_attempt_over(self, state: State) -> bool:
-        """Return whether nobody leads the attempt of `state`: its leader or a quorum is further, or it has no vote."""
-        told = {peer: note for peer in state.base.electorate if (note := self._now(peer)) is not None}
+        """Return whether nothing is decided in the attempt of `state` any more: its leader is further or has no vote,
+        or a quorum is further, or without those who are further there is none."""
+        base = state.base
+        told = {peer: note for peer in base.electorate if (note := self._now(peer)) is not None}
         ahead = {peer for peer, note in told.items() if note.attempt > state.attempt}
-        return leader(state.base, state.attempt) in ahead | self.voteless or is_quorum(
-            state.base, ahead, state.farewells
-        )
+        if leader(base, state.attempt) in ahead | self.voteless or is_quorum(base, ahead, state.farewells):
+            return True
+        others = set(base.electorate) - ahead - self.voteless - state.gone
+        return bool(ahead) and not is_quorum(base, others, spent_farewells(state.farewells, state.attempt))
 
     def _now(self, peer: PeerId) -> StandingNote | None:
         note, base = self._told.get(peer), self._chain.base

@@ -80,6 +80,17 @@ def test_an_attempt_is_over_when_a_quorum_follows_later_ones(case: Case) -> None
     assert case.is_over()
 
 
+def test_an_attempt_is_over_when_without_those_who_are_further_there_is_no_quorum(case: Case) -> None:
+    """As where one of three is gone, another ran ahead, and this peer, which has measured nothing yet, waits long."""
+    assert case.state is not None
+    case.state = replace(case.state, attempt=Attempt(2), gone=frozenset({case.order[1]}))
+    assert not case.is_over()
+    case.hear(case.order[0], attempt=4)
+    assert case.is_over()
+    case.state = replace(case.state, attempt=Attempt(4))
+    assert not case.is_over()
+
+
 def test_what_is_told_of_another_round_counts_for_nothing(case: Case) -> None:
     case.hear(case.order[0], attempt=5, has_vote=False, after=1)
     assert not case.is_over()
