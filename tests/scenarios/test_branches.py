@@ -13,8 +13,18 @@ from scenarios import rules
 from scenarios.swarm import LEASE_TOKENS, SEQ_LEN, Life, Member, Swarm
 from weft.codec.build import build
 from weft.codec.config import Fp32Config
-from weft.events import BranchLeft, BranchOpened, Event, LegacyCounted, LegacyDropped, RoundCommitted, WorkDropped
+from weft.events import (
+    BranchLeft,
+    BranchOpened,
+    Event,
+    LegacyCounted,
+    LegacyDropped,
+    RoundCommitted,
+    StateJoined,
+    WorkDropped,
+)
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens
+from weft.peer.join.state_transfer import StateServer
 from weft.peer.loop.contribution import MOST_ROUNDS
 from weft.peer.state.carry import FORGOTTEN
 from weft.peer.state.legacies import Brought
@@ -126,6 +136,38 @@ def halves(members: Sequence[Member], num: int) -> tuple[list[Member], list[Memb
     keeper = members[0].peer.rounds.chain.base.keeper  # type: ignore[union-attr]
     ordered = sorted(members, key=lambda member: (member.id != keeper, member.name))
     return ordered[:num], ordered[num:]
+
+
+@pytest.mark.full
+def test_who_is_given_a_state_of_before_the_split_brings_what_its_branch_counted_all_the_same(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Donors may have such a state pinned for others; what followed on it comes by again."""
+    swarm = make_swarm(num_rounds=24, num_peers=3)
+    recorder = Recorder(swarm)
+    monkeypatch.setattr(StateServer, "_at_hand", lambda self, _wanted, _present: next(iter(self._pins), None))
+
+    async def scenario() -> None:
+        members = await swarm.start("abc", train_s=TRAIN_S)
+        await swarm.round(members[0], 2)
+        stay, go = halves(members, 2)
+        for member in stay:
+            await member.peer.pin()
+        await swarm.round(members[0], 4)
+        swarm.cut(stay, go)
+        opened = await swarm.when(go[0], BranchOpened)
+        await swarm.round(go[0], opened.round + MOST_ROUNDS + 1)
+        swarm.heal(stay, go)
+        await swarm.done(*members)
+        joined = go[0].life.seen(StateJoined)
+        assert joined[0].round < opened.round  # type: ignore[attr-defined]
+        (left,) = go[0].life.seen(BranchLeft)
+        legacy = check_once(swarm, recorder, opened.branch, swarm.run_config.run)
+        assert left.kept == left.tokens == legacy.legacy.tokens  # type: ignore[union-attr]
+        assert go[0].life.seen(LegacyDropped) == []
+
+    swarm.run(scenario)
+    swarm.check(has_branches=True)
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ from weft.keys import verify
 from weft.sync.amendments import amended
 from weft.sync.equivocation import equivocation
 from weft.sync.records import acts, counters, messages, quarantine, rewinds
-from weft.sync.records.ancestry import Fork, History, Stretch, fork_point, with_fork, with_taken
+from weft.sync.records.ancestry import Fork, History, Stretch, fork_point, is_ahead, with_fork, with_taken
 from weft.sync.records.charter import (
     MAX_BANNED,
     MAX_UNANSWERED,
@@ -619,8 +619,9 @@ def legacy_tokens(base: messages.Base, ready: messages.Ready) -> Tokens:
     ):
         return Tokens(0)
     head = proof.certificate.manifest
-    found = fork_point(history(head, proof.charter), history_before(base))
-    if head.run != base.run or found is None or found.stretches != legacy.stretches:
+    here = history_before(base)
+    found = fork_point(history(head, proof.charter), here)
+    if head.run != base.run or found is None or is_ahead(found.fork, here) or found.stretches != legacy.stretches:
         return Tokens(0)
     tokens = max(0, min(legacy.tokens, head.committed_tokens - found.fork.committed_tokens))
     if not signers(proof.certificate, found.fork.members):

@@ -46,7 +46,7 @@ from weft.sync.governance import history, legacy_tokens
 from weft.sync.merge.method import OUTER
 from weft.sync.merge.reduce import EncodedPart, encode_parts, legacy_codec_in, named
 from weft.sync.method.choices import LowRankConfig
-from weft.sync.records.ancestry import ForkPoint, Legacy, fork_point, lacking
+from weft.sync.records.ancestry import ForkPoint, History, Legacy, fork_point, is_ahead, lacking
 from weft.sync.records.charter import Charter
 from weft.sync.records.counters import is_mixed
 from weft.sync.records.index import StateIndex
@@ -271,7 +271,7 @@ class Legacies:
         for kept in self.kept.legacies:
             if all(known.holds(each) for each in kept.legacy.stretches):
                 self._set(legacies=tuple(each for each in self.kept.legacies if each is not kept))
-            elif not legacy_tokens(base, _announced(kept)):
+            elif not legacy_tokens(base, _announced(kept)) and not _is_to_come(kept, known):
                 self.forget(kept, "others brought another piece of it, or it cannot be told apart from what is counted")
         here, stood = set(base.electorate), {fork.manifest for fork in charter.forks}
         self._set(forks=tuple(e for e in self.kept.forks if e.manifest in stood and not set(e.members) <= here))
@@ -315,6 +315,14 @@ class Legacies:
 
 def _counted_since(found: ForkPoint | None, head: Manifest) -> Tokens:
     return Tokens(0 if found is None else head.committed_tokens - found.fork.committed_tokens)
+
+
+def _is_to_come(kept: KeptLegacy, known: History) -> bool:
+    """Return whether a legacy is of a branch that left this one later than it has come: a state of before was taken
+    over, and what followed is caught up with."""
+    proof = kept.proof
+    found = fork_point(history(proof.certificate.manifest, proof.charter), known)
+    return found is not None and is_ahead(found.fork, known)
 
 
 def _announced(kept: KeptLegacy) -> Ready:

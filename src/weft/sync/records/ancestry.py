@@ -127,6 +127,11 @@ def fork_point(mine: History, theirs: History) -> ForkPoint | None:
     return ForkPoint(fork, stretches) if 0 < len(stretches) <= MAX_STRETCHES else None
 
 
+def is_ahead(fork: Fork, theirs: History) -> bool:
+    """Return whether `theirs` has yet to come to where another history left its branch."""
+    return fork.branch == theirs.branch and theirs.round < fork.round
+
+
 def lacking(mine: History, theirs: History) -> ForkPoint | None:
     """Return what `mine` has and `theirs` lacks, be it that it cannot be told from what they have; None: nothing.
 
@@ -160,8 +165,6 @@ def _since_common(mine: History, theirs: History) -> tuple[Fork, list[Stretch]] 
         fork = other
     else:
         return None  # one branch
-    if common == theirs.branch and theirs.round < fork.round:
-        return None  # they have not come so far
     stops = [*(each.round for each in mine.forks), mine.round]
     since, start = list[Stretch](), fork.round
     for branch, stop in list(zip(path, stops, strict=True))[path.index(common) :]:

@@ -8,7 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.ids import BranchId, Digest, Round, Tokens
-from weft.sync.records.ancestry import Fork, ForkPoint, History, Stretch, fork_point, lacking, with_fork, with_taken
+from weft.sync.records.ancestry import (
+    Fork,
+    ForkPoint,
+    History,
+    Stretch,
+    fork_point,
+    is_ahead,
+    lacking,
+    with_fork,
+    with_taken,
+)
 
 RUN = "0" * 64
 
@@ -135,6 +145,18 @@ def test_a_branch_of_a_branch_brings_what_its_parent_has_not_brought() -> None:
     assert rest is not None
     assert [each.branch for each in rest[0].stretches] == [name(2)]
     assert brought(first.commit(), run.take_in(*whole)) is None  # what its child has brought it cannot take out
+
+
+def test_what_a_branch_brings_is_the_same_to_a_state_of_before_it_left_and_lies_ahead_of_that() -> None:
+    before = Side(History(name(0), (), Round(1), ()), ()).commit()
+    run = before.commit().commit()
+    branch = run.leave(name(1)).commit()
+    early, late = brought(branch, before), brought(branch, run)
+    assert early == late is not None
+    fork = early[0].fork  # type: ignore[index]
+    assert is_ahead(fork, before.history)
+    assert not is_ahead(fork, run.history)
+    assert not is_ahead(fork, branch.history)
 
 
 def test_what_follows_a_piece_that_was_taken_in_is_lacking_and_cannot_be_brought() -> None:
