@@ -295,7 +295,7 @@ def test_no_more_is_alive_in_exact_numbers_than_is_told(changes: dict[str, Any],
     model, tokens = Transformer(config, has_recompute=has_recompute), torch.zeros(2, 256, dtype=torch.int64)
     told = cost.exact_activation_nbytes(decoder(config), 2, 256, has_recompute=has_recompute)
     found = peak_nbytes(model, tokens, None, is_half=False, of=exact_loss)
-    assert 0.7 * told < found < 1.02 * told
+    assert 0.65 * told < found < 1.02 * told
 
 
 def peak_nbytes(
