@@ -15,9 +15,10 @@ from scenarios.cheats import ByChance, bring_more
 from scenarios.swarm import Swarm
 from scenarios.test_audits import ALWAYS, METHODS, doubts, of_merging, struck_out
 from scenarios.test_faults import MakeSwarm, one_replica
+from scenarios.test_recorded import lies_about_its_state, tells_the_truth
 from weft.codec.config import Fp32Config
 from weft.errors import Removed
-from weft.events import ActEnacted
+from weft.events import ActEnacted, PayloadOffered, StateContradicted
 from weft.ids import Digest, PeerId, Round
 from weft.peer.audit.audits import Audits
 from weft.peer.audit.worker import Worker
@@ -267,3 +268,29 @@ def test_newcomers_that_audit_nothing_keep_settled_members_from_striking_nobody_
     found = [event for life in swarm.lives for event in life.seen(ActEnacted) if event.kind == "strike out"]
     assert {event.subject for event in found} == {swarm.member("c").id}
     assert all(event.reason.startswith("it came to other") for event in found)
+
+
+@pytest.mark.full
+def test_an_honest_newcomer_that_is_given_a_false_state_brings_nothing_of_it_and_keeps_its_key(
+    make_swarm: MakeSwarm,
+) -> None:
+    """What it would train from there is false work. The votes of the round that counts it in name the state."""
+    swarm = make_swarm(trust=ALWAYS, num_rounds=20, num_peers=4, learns=True)
+
+    async def scenario() -> None:
+        members = await swarm.start("abc", train_s=6.0)
+        await swarm.round(members[0], 2)
+        for member in members:
+            lies_about_its_state(member)
+        late = swarm.member("d")
+        swarm.launch(late, train_s=0.5)  # before others end their round, it could bring something
+        await swarm.when(late, StateContradicted)
+        assert not late.life.seen(PayloadOffered)
+        for member in members:
+            tells_the_truth(member)
+        one_replica(await swarm.done(*members, late))
+        assert not any(member.life.seen(ActEnacted) for member in (*members, late))
+        assert not doubts(swarm)
+        assert counted(swarm, late.id)
+
+    swarm.run(scenario)
