@@ -18,7 +18,7 @@ from scenarios.test_faults import MakeSwarm, one_replica
 from scenarios.test_recorded import lies_about_its_state, tells_the_truth
 from weft.codec.config import Fp32Config
 from weft.errors import Removed
-from weft.events import ActEnacted, PayloadOffered, StateContradicted
+from weft.events import ActEnacted, Notice, PayloadOffered, StateContradicted
 from weft.ids import Digest, PeerId, Round
 from weft.peer.audit.audits import Audits
 from weft.peer.audit.worker import Worker
@@ -291,6 +291,25 @@ def test_an_honest_newcomer_that_is_given_a_false_state_brings_nothing_of_it_and
         one_replica(await swarm.done(*members, late))
         assert not any(member.life.seen(ActEnacted) for member in (*members, late))
         assert not doubts(swarm)
+        assert counted(swarm, late.id)
+
+    swarm.run(scenario)
+
+
+@pytest.mark.full
+def test_who_finds_no_place_in_an_audited_run_is_told_and_comes_in_once_one_is_free(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=30, num_peers=4, learns=True, electors=4)
+
+    async def scenario() -> None:
+        members = await swarm.start("abcd")
+        await swarm.round(members[0], 2)
+        late = swarm.member("e")
+        swarm.launch(late)
+        await swarm.round(members[0], 8)
+        (told,) = [event.text for event in late.life.seen(Notice) if "as many members as it takes (4)" in event.text]
+        assert "trains nothing until there is a place" in told
+        members[1].peer.stop("asked to")
+        await swarm.done(*members, late)
         assert counted(swarm, late.id)
 
     swarm.run(scenario)

@@ -65,6 +65,7 @@ class Leaf:
         self._asked_in: Manifest | None = None
         self._outside_since = context.clock.now()
         self._hurried: tuple[BranchId, Round] | None = None
+        self._is_told = False  # that there is no place for this peer
         context.node.on_note(Release, self._on_release)
         context.node.on_note(Hurry, self._on_hurry)
 
@@ -78,6 +79,7 @@ class Leaf:
             await asyncio.sleep(self._pause_s if self.aggregator is None else LOOK_S)
             if self._node.peer in self._rounds.chain.base.electorate:
                 self.aggregator, self._pause_s, self._outside_since = None, LOOK_S, self._clock.now()
+                self._is_told = False
                 self.take_from(None)
                 continue
             if self.aggregator is not None and (reason := self._why_leave(self.aggregator)):
@@ -164,9 +166,10 @@ class Leaf:
             self._outside_since = self._clock.now()
             return
         base, charter = self._rounds.chain.base, self._rounds.chain.charter
-        if charter.settings.method.graph is not None:
-            return  # nobody takes leaves: it waits for a place among the members
         has_room = len(base.electorate) < charter.electors
+        if charter.settings.method.graph is not None:  # nobody takes leaves: it waits for a place among the members
+            self._tell_full(has_room)
+            return
         if has_room and self._clock.now() - self._outside_since < PATIENCE_S:
             return
         statuses = self._rounds.quorum.statuses
@@ -183,8 +186,19 @@ class Leaf:
             if answer.is_taken:
                 self.aggregator, self._num_missed, self._pause_s = elector, 0, LOOK_S
                 self._emit(Sponsored(round=base.round, sponsor=elector, has_room=has_room))
+                self._is_told = False
                 return
+        self._tell_full(has_room)
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+    def _tell_full(self, has_room: bool) -> None:
+        """Say once that this peer trains nothing, because there is no place for it."""
+        if has_room or self._is_told:
+            return
+        self._is_told = True
+        num = len(self._rounds.chain.base.electorate)
+        text = f"the run has as many members as it takes ({num}), and none of them takes this peer's work: it trains "
+        self._emit(Notice(text=f"{text}nothing until there is a place"))
 
     def _repeat(self) -> None:
         """Say an offer again while its round lasts: letters get lost with links."""
