@@ -113,7 +113,7 @@ class Placement:
             self._kit.emit(Notice(text=ALONE))
             self._end()
             return
-        if missed := self._missed():
+        if not self._is_begun.is_set() and (missed := self._missed()):
             self._is_begun.set()
             for stage in missed:
                 self._holdings.hold(stage, "no round of it ends without this peer")
@@ -176,8 +176,8 @@ class Placement:
 
     def _missed(self) -> list[int]:
         """Return the stages in which no round ends without this peer's vote."""
-        voted = self._on_disk.voted().items()
-        return [stage for stage, last in voted if waits_for(self._me, last, self._table.held(stage))]
+        voted = {stage: last for stage, last in self._on_disk.voted().items() if stage < self._run.stages}
+        return [stage for stage, last in voted.items() if waits_for(self._me, last, self._table.held(stage))]
 
     def _kept(self) -> list[int]:
         """Return the stages whose newest state is here, of this peer's own if it has any, and that need it."""

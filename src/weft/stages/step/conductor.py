@@ -245,7 +245,8 @@ class Conductor:
     async def _nobody_brings(self, head: Manifest, is_over: Callable[[], bool]) -> bool:
         """Where no member has anything to bring, no round will be: settle among the reports alone what is held.
 
-        So it is where all that came to a stage were later attempts, as after its members died.
+        So it is where all that came to a stage were later attempts, as after its members died. Others of the stage may
+        be at a later step: what comes of that is computed meanwhile, for they wait for it before they tell.
         """
         part = self._part
         await self.announcing(None)
@@ -259,11 +260,19 @@ class Conductor:
         def is_known() -> bool:
             return is_over() or self._is_announced() or self._reports.of(previous, here()).keys() == here()
 
+        at = Step(self._round or 0, 0)
+
+        def is_behind() -> bool:
+            return part.source is None and self._barrier.steps.newest > at
+
         while not is_known():
+            if is_behind():
+                at = self._barrier.steps.newest
+                await part.worker.advance(at)
             await self._reports.ask_all(previous)  # what was told while the link was down, this peer has not heard
             with suppress(TimeoutError):
                 async with asyncio.timeout(ASK_S):
-                    await self._barrier.until(is_known)
+                    await self._barrier.until(lambda: is_known() or is_behind())
         if is_over() or self._is_announced():
             return False
         told = self._reports.of(previous, here())
