@@ -142,6 +142,7 @@ class Text:
 
     Args:
         train, router, validation: of all domains, mixed; held_out: by domain, of other files.
+        held_out_files: of each held-out document which file it is of, by number; no two domains have one in common.
         domains: of each document of `train`, by number.
     """
 
@@ -150,6 +151,7 @@ class Text:
     router: Windows
     validation: Windows
     held_out: dict[str, Windows]
+    held_out_files: dict[str, NDArray[np.int64]]
     names: tuple[str, ...]
     nbytes: dict[str, int]
     token_nbytes: float
@@ -166,8 +168,12 @@ def text(sizes: Sizes, scale: float = 1.0) -> Text:
     trained = {name: [file for digest, file in each if not _is_held_out(digest)] for name, each in found.items()}
     others = {name: [file for digest, file in each if _is_held_out(digest)] for name, each in found.items()}
     tokenizer = train_bpe((file[:BPE_LETTERS] for each in trained.values() for file in each), sizes.vocab_size)
-    windows = {name: _windows(tokenizer, each, sizes.seq_len) for name, each in trained.items()}
-    held_out = {name: _windows(tokenizer, each, sizes.seq_len) for name, each in others.items()}
+    windows = {name: _windows(tokenizer, each, sizes.seq_len)[0] for name, each in trained.items()}
+    held_out, held_out_files, num_files = dict[str, Windows](), dict[str, NDArray[np.int64]](), 0
+    for name, each in others.items():
+        held_out[name], places = _windows(tokenizer, each, sizes.seq_len)
+        held_out_files[name] = num_files + places
+        num_files += len(each)
     names = tuple(name for name in found if len(windows[name]) and len(held_out[name]))
     everything = np.concatenate([windows[name] for name in names])
     domains = np.repeat(np.arange(len(names)), [len(windows[name]) for name in names])
@@ -180,6 +186,7 @@ def text(sizes: Sizes, scale: float = 1.0) -> Text:
         router=everything[router],
         validation=everything[rest[place]],
         held_out={name: _spread(held_out[name], sizes.num_held_out) for name in names},
+        held_out_files={name: _spread(held_out_files[name], sizes.num_held_out) for name in names},
         names=names,
         nbytes={name: sum(len(file.encode()) for _, file in each) for name, each in found.items()},
         token_nbytes=len("".join(sample).encode()) / sum(len(tokenizer.encode(file)) for file in sample),
@@ -191,14 +198,15 @@ def _is_held_out(digest: str) -> bool:
     return int(digest[:4], 16) % 8 == 0
 
 
-def _spread(windows: Windows, num: int) -> Windows:
+def _spread(documents: NDArray[np.int64], num: int) -> NDArray[np.int64]:
     """Return so many documents, from all over, or all where there are fewer."""
-    return windows[:: max(1, len(windows) // num)][:num]
+    return documents[:: max(1, len(documents) // num)][:num]
 
 
-def _windows(tokenizer: Tokenizer, files: Sequence[str], seq_len: int) -> Windows:
+def _windows(tokenizer: Tokenizer, files: Sequence[str], seq_len: int) -> tuple[Windows, NDArray[np.int64]]:
+    """Return the documents of files, one after the other, and of each which of these files it is of."""
     found = [np.empty((0, seq_len + 1), dtype=np.int64)]
     for file in files:
         ids = tokenizer.encode(file).astype(np.int64)
         found.append(ids[: len(ids) // (seq_len + 1) * (seq_len + 1)].reshape(-1, seq_len + 1))
-    return np.concatenate(found)
+    return np.concatenate(found), np.repeat(np.arange(len(files)), [len(each) for each in found[1:]])

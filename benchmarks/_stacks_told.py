@@ -33,6 +33,10 @@ TWICE = "naive, post, m1 twice"
 TUNED = "naive, scale tuned on dev"
 PREV, PREV_STACK = "m2 after a loop from the position before, alone", "naive after a loop from the position before"
 SAME, SAME_STACK = "m2 after a loop at the same position, alone", "naive after a loop at the same position"
+PREV_UNSURE = "m2 after a loop from the position before where unsure, alone"
+PREV_UNSURE_STACK = "naive after a loop from the position before where unsure"
+SAME_UNSURE = "m2 after a loop at the same position where unsure, alone"
+SAME_UNSURE_STACK = "naive after a loop at the same position where unsure"
 SAME_TWICE = "m2 after a loop at the same position, twice"
 LOOP_JOINT = "joint after a loop at the same position"
 STITCH = "stitch: an affine map, members frozen"
@@ -46,6 +50,15 @@ JOINT, JOINT_RAW = "joint, post", "joint, pre"
 JOINT_IDENTITY = "CONTROL joint, post: m1 and identity layers"
 JOINT_RAW_IDENTITY = "CONTROL joint, pre: m1 and identity layers"
 JOINT_COPY = "CONTROL joint, post: m1 and its copy"
+JOINT_EXITS = "joint, post, by the losses of all exits"
+UP_SCALED = "CONTROL m1 depth up-scaled to 6 layers, trained on in joint's steps"
+BRANCH1, BRANCH2 = "b1 alone, from one backbone with b2", "b2 alone, from one backbone with b1"
+BRANCH_ENSEMBLE = "CONTROL ensemble of b1 and b2, mean probability"
+BRANCH_SOUP = "CONTROL soup: mean weights of b1 and b2"
+BRANCH_NAIVE = "naive, post, b1 and b2"
+BRANCH_JOINT = "joint, post, b1 and b2"
+BRANCH_IDENTITY = "CONTROL joint, post: b1 and identity layers"
+NAMES = tuple(value for name, value in list(vars().items()) if name.isupper() and isinstance(value, str))
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,21 +175,23 @@ def _word(holds: bool) -> str:
 
 # --- usefulness ---
 
-# Of each stack: its identity growth, and the best single with as much compute or more.
+# Of each stack: the ensemble of its members, its identity growth, and the best single with as much compute or more.
 RIVALS = {
-    ONEWAY: (ONEWAY_IDENTITY, CONTINUED),
-    ONEWAY_SAUCE_ONEWAY: (ONEWAY_IDENTITY, CONTINUED_ON),
-    JOINT: (JOINT_IDENTITY, CONTINUED),
-    JOINT_RAW: (JOINT_RAW_IDENTITY, CONTINUED),
-    LOOP_JOINT: (JOINT_IDENTITY, CONTINUED_ON),
+    ONEWAY: (ENSEMBLE, ONEWAY_IDENTITY, CONTINUED),
+    ONEWAY_SAUCE_ONEWAY: (ENSEMBLE, ONEWAY_IDENTITY, CONTINUED_ON),
+    JOINT: (ENSEMBLE, JOINT_IDENTITY, CONTINUED),
+    JOINT_EXITS: (ENSEMBLE, JOINT_IDENTITY, CONTINUED),
+    JOINT_RAW: (ENSEMBLE, JOINT_RAW_IDENTITY, CONTINUED),
+    LOOP_JOINT: (ENSEMBLE, JOINT_IDENTITY, CONTINUED_ON),
+    BRANCH_JOINT: (BRANCH_ENSEMBLE, BRANCH_IDENTITY, CONTINUED),
 }
 
 
 def usefulness(found: Seeds) -> str:
     """Return whether stacks are worth more than what costs less."""
     lines = []
-    for name, (identity, continued) in RIVALS.items():
-        apart = [difference(found, name, other) for other in (ENSEMBLE, identity, continued, MONOLITH)]
+    for name, rivals in RIVALS.items():
+        apart = [difference(found, name, other) for other in (*rivals, MONOLITH)]
         lines.append((name, *(f"{each}: {verdict(each)}" for each in apart[:3]), str(apart[3])))
     head = (
         "stack",
@@ -199,9 +214,7 @@ def claims(found: Seeds) -> str:
     """Return in a sentence what may be said."""
     won = {
         f"U{number + 1}": [
-            name
-            for name, rivals in RIVALS.items()
-            if verdict(difference(found, name, (ENSEMBLE, *rivals)[number])) == "better"
+            name for name, rivals in RIVALS.items() if verdict(difference(found, name, rivals[number])) == "better"
         ]
         for number in range(3)
     }

@@ -1,23 +1,25 @@
 """Paths through shared modules (DiPaCo) against dense models: writes benchmarks/reports/dipaco.md.
 
-    python -m benchmarks.dipaco --into FILE                # both setups, some 100 minutes of one core; goes on from
-    python -m benchmarks.dipaco --into FILE --only 2x2     # where it was stopped; 4x4 takes 60 of them
+    python -m benchmarks.dipaco --into FILE                # both setups, some 125 minutes of one core; goes on from
+    python -m benchmarks.dipaco --into FILE --only 2x2     # where it was stopped; 4x4 takes 75 of them
+    python -m benchmarks.dipaco --into FILE --seeds 3      # as long for each
     python -m benchmarks.dipaco --into FILE --report       # writes the report of what is there
 
 All paths of a setup train in one process, by turns (`weft.compose.paths.play`), on text of this machine in domains,
 which routing is never told. All begin as one dense model; its features decide where documents go. Dense models are of
-a path's size, with a path's steps and with the compute of all paths, or have as many parameters. The outer step is
-chosen of three by the validation loss at half time, the paper's being one; then the half that is best goes on in three
-ways: as it is, with documents assigned anew, and that with a path killed and taken over.
+a path's size or have as many parameters as all modules, each with a path's steps and with the compute of all paths and
+of their routing. The outer step is chosen of three by the validation loss at half time, the paper's being one; then the
+half that is best goes on in three ways: as it is, with documents assigned anew, and that with a path killed and taken
+over.
 
 Losses are per held-out document, the first 32 tokens of each not scored; differences are paired, with their standard
-error. CPU seconds are those of this one process: on a busy machine they are longer.
+error by file of text: several documents are of one file. Another seed has other models, draws and clusters, and the
+same text. CPU seconds are those of this one process: on a busy machine they are longer.
 """
 
 import argparse
 import dataclasses
 import json
-import math
 import os
 import resource
 from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +31,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks import _dipaco_told as told
+from benchmarks._dipaco_told import ANEW, AS_IS, KILLED, Losses, Row
 from benchmarks._domains import DOMAINS, Sizes, Text, text
 from benchmarks.report import FOLDER, table, whole
+from weft import wire
 from weft.compose.paths import levels as paths
 from weft.compose.paths.features import features, token_losses
 from weft.compose.paths.levels import Levels, LevelsConfig
@@ -51,9 +56,8 @@ from weft.rng import stream
 from weft.sync.method.schedule import CosineConfig
 
 Windows = NDArray[np.int64]
-Losses = dict[str, list[float]]  # of held-out documents, by domain, nats per token
 
-SEED = 1
+SEED = 1  # the first; of the text, for all
 VOCAB, SEQ_LEN, BATCH, LR = 1024, 256, 8, 1e-3
 TOKENS_OF_STEP = BATCH * SEQ_LEN
 MODEL = ModelConfig(
@@ -103,29 +107,10 @@ class Setup:
 SETUPS = {"2x2": Setup((2, 2), every=40, num_rounds=10), "4x4": Setup((4, 4), every=16, num_rounds=8)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """What a model comes to.
-
-    Args:
-        losses: of each held-out document, by domain.
-        num_steps: of a path's size and batch, all together, in compute.
-        read_again: share of the tokens, where the path changes: of a reader that keeps what one path has read, and of
-            one that keeps what all have.
-    """
-
-    setup: str
-    name: str
-    losses: Losses
-    num_parameters: int  # that read a token
-    num_steps: float
-    cpu_s: float
-    read_again: tuple[float, float] = (0.0, 0.0)
-    note: str = ""
-
-    @property
-    def all_losses(self) -> NDArray[np.float64]:
-        return np.array([loss for each in self.losses.values() for loss in each])
+def configured() -> str:
+    """Return what names the settings that all rows depend on."""
+    settings = (MODEL, LR, BATCH, EVERY, SIZES, NUM_VALIDATION, SETUPS, OUTER, RoutingConfig(), ReshardingConfig())
+    return wire.digest(msgspec.json.encode(settings))
 
 
 # --- training ---
@@ -143,21 +128,20 @@ def inner(num_steps: int, num_begun: int, *, every: int = 1) -> InnerStepsConfig
 
 
 def dense(
-    config: ModelConfig, settings: InnerStepsConfig, windows: Windows, num: int, begun: torch.Tensor
+    config: ModelConfig, settings: InnerStepsConfig, windows: Windows, num: int, begun: torch.Tensor, seed: int
 ) -> torch.Tensor:
     """Return the vector that a dense model comes to."""
     with torch.device("meta"):
         model = Transformer(config)
     flat = over(model, begun.clone())
-    Steps(settings, flat).make(windows, num, lambda step: stream(SEED, "dipaco", "dense", step))
+    Steps(settings, flat).make(windows, num, lambda step: stream(seed, "dipaco", "dense", step))
     return flat.vector
 
 
-def begun_of(setup: Setup, windows: Windows) -> torch.Tensor:
+def begun_of(setup: Setup, windows: Windows, seed: int) -> torch.Tensor:
     """Return the model that all paths begin as: the first steps of a dense one's."""
-    return dense(
-        MODEL, inner(setup.num_steps + setup.num_begun, 0), windows, setup.num_begun, initial_vector(MODEL, SEED)
-    )
+    settings = inner(setup.num_steps + setup.num_begun, 0)
+    return dense(MODEL, settings, windows, setup.num_begun, initial_vector(MODEL, seed), seed)
 
 
 def scored(losses: NDArray[np.float64], text: Text) -> Losses:
@@ -182,19 +166,21 @@ def dense_losses(config: ModelConfig, vector: torch.Tensor, text: Text) -> Losse
 
 
 class Trial:
-    """One setup: rows that are there are not made again, nor are states that later rows begin with.
+    """One setup and one seed: rows that are there are not made again, nor are states that later rows begin with.
 
     Args:
+        scale: of the setup's steps.
         folder: where states lie.
     """
 
     def __init__(
-        self, name: str, setup: Setup, text: Text, folder: Path, rows: list[Row], keep: Callable[[], None]
+        self, place: tuple[str, int], scale: float, text: Text, folder: Path, rows: list[Row], keep: Callable[[], None]
     ) -> None:
-        self.name, self.setup, self.text, self.rows = name, setup, text, rows
+        self.name, self.seed = place
+        self.setup, self.text, self.rows = SETUPS[self.name].scaled(scale), text, rows
         self._folder, self._keep = folder, keep
-        self.levels = Levels(LevelsConfig(levels=setup.levels), MODEL)
-        self.begun = self._state("begun", lambda: {"vector": begun_of(setup, text.train)})["vector"]
+        self.levels = Levels(LevelsConfig(levels=self.setup.levels), MODEL)
+        self.begun = self._state("begun", lambda: {"vector": begun_of(self.setup, text.train, self.seed)})["vector"]
         self._model = assemble(MODEL, self.begun)
         self.features = numbers_digest(self.begun)
         self._z = features(self._model, list(text.train[:, :PREFIX]))
@@ -202,41 +188,34 @@ class Trial:
     def run(self) -> None:
         self._dense_rows()
         routing = RoutingConfig(num_tries=8)
-        router = generative(routing, self.levels, self._z, self.features, SEED)
+        router = generative(routing, self.levels, self._z, self.features, self.seed)
         first = self._dealt(router, shards(router.scores(self._z), least=routing.least))
         chosen, half = self._half(router, first)
-        self._branch("as it is", router, router, first, chosen, half)
+        self._branch(AS_IS, router, router, first, chosen, half)
         again, later, second = self._resharded(first, chosen, half)
-        self._branch("documents assigned anew", again, later, second, chosen, half)
-        self._branch("the same, one path killed and taken over", again, later, second, chosen, half, is_killed=True)
+        self._branch(ANEW, again, later, second, chosen, half)
+        self._branch(KILLED, again, later, second, chosen, half, is_killed=True)
 
     # --- dense models ---
 
     def _dense_rows(self) -> None:
-        setup, levels = self.setup, self.levels
-        num_paths, steps, begun = len(levels.paths), setup.num_steps, setup.num_begun
-        deep = msgspec.structs.replace(MODEL, num_layers=MODEL.num_layers * setup.levels[0])  # as many as all modules
+        levels, steps, begun = self.levels, self.setup.num_steps, self.setup.num_begun
+        deep = msgspec.structs.replace(MODEL, num_layers=MODEL.num_layers * self.setup.levels[0])  # as all modules have
         assert num_parameters(deep) == levels.num_all_parameters
-        ratio = num_parameters(deep) / num_parameters(MODEL)
+        ratio, of_all = num_parameters(deep) / num_parameters(MODEL), self._num_steps(1, is_anew=True)
+
+        def goes_on(num: int) -> torch.Tensor:
+            return dense(MODEL, inner(num, begun), self.text.train, num, self.begun, self.seed)
+
+        def from_nothing(num: int) -> torch.Tensor:
+            return dense(deep, inner(num, 0), self.text.train, num, initial_vector(deep, self.seed), self.seed)
+
         self._row("dense: what all began as", MODEL, lambda: self.begun, begun)
-        self._row(
-            "dense, a path's size and steps",
-            MODEL,
-            lambda: dense(MODEL, inner(steps, begun), self.text.train, steps, self.begun),
-            begun + steps,
-        )
-        self._row(
-            "dense, a path's size, the compute of all paths",
-            MODEL,
-            lambda: dense(MODEL, inner(num_paths * steps, begun), self.text.train, num_paths * steps, self.begun),
-            begun + num_paths * steps,
-        )
-        self._row(
-            "dense, the parameters of all paths, a path's steps",
-            deep,
-            lambda: dense(deep, inner(begun + steps, 0), self.text.train, begun + steps, initial_vector(deep, SEED)),
-            (begun + steps) * ratio,
-        )
+        self._row(told.PATH_SIZED, MODEL, lambda: goes_on(steps), begun + steps)
+        self._row(told.PATH_SIZED_ON, MODEL, lambda: goes_on(round(of_all) - begun), round(of_all))
+        self._row(told.DEEP, deep, lambda: from_nothing(begun + steps), (begun + steps) * ratio)
+        num_deep = round(of_all / ratio)
+        self._row(told.DEEP_ON, deep, lambda: from_nothing(num_deep), num_deep * ratio)
 
     def _row(self, name: str, config: ModelConfig, make: Callable[[], torch.Tensor], num_steps: float) -> None:
         if self._has(name):
@@ -264,7 +243,7 @@ class Trial:
                     self._add_found(
                         row_name, found_here, self._num_steps(0.5), before, note=f"validation {read.mean:.4f}"
                     )
-            row = next(row for row in self.rows if row.setup == self.name and row.name == row_name)
+            row = next(row for row in self.rows if self._is(row, row_name))
             if "rounds" in state:
                 found[name] = (float(row.note.split()[-1]), state)
         best = min(found, key=lambda name: found[name][0])
@@ -292,7 +271,7 @@ class Trial:
         is_killed: bool = False,
     ) -> None:
         """Train the second half, and add what it comes to: routed once, and again and again."""
-        once, often = f"paths, {name}, routed once", f"paths, {name}, routed every {EVERY} tokens"
+        once, often = told.once(name), told.often(name, EVERY)
         if self._has(often):
             return
         before, setup = cpu_s(), self.setup
@@ -305,9 +284,9 @@ class Trial:
                 loss = float(token_losses(play.modules.model(path), validation[path]).mean())
                 stopping.hear(path, loss, play.num_rounds, play.modules.vector(path))
         lost, held_out = "two rounds of one path are lost" if is_killed else "", all_held_out(self.text)
-        num_steps = self._num_steps(1, is_anew="anew" in name or is_killed)
+        num_steps = self._num_steps(1, is_anew=name != AS_IS)
         self._add_found(once, self._read(play.modules, router, held_out), num_steps, before, note=lost)
-        if name == "documents assigned anew":
+        if name == ANEW:
             best = {path: assemble(MODEL, stopping.best[path].vector) for path in self.levels.paths}
             early = sum(stopping.best[path].round < setup.num_rounds for path in self.levels.paths)
             found = Reader(self.levels, best.__getitem__, self.begun, router, EVERY, rerouter).read(held_out)
@@ -338,7 +317,7 @@ class Trial:
         self, outer: OuterStepConfig, windows: Mapping[paths.Path, Windows], state: dict[str, torch.Tensor] | None
     ) -> Play:
         settings = inner(self.setup.num_steps, self.setup.num_begun, every=self.setup.every)
-        play = Play(Modules.of(self.levels, self.begun), settings, outer, windows, SEED)
+        play = Play(Modules.of(self.levels, self.begun), settings, outer, windows, self.seed)
         if state is not None:
             play.load(state)
         return play
@@ -347,8 +326,8 @@ class Trial:
         """Return each path's windows, and say of which domains they are."""
         for path, shard in zip(self.levels.paths, mine, strict=True):
             counts = np.bincount(self.text.domains[shard], minlength=len(self.text.names))
-            told = ", ".join(f"{name} {num}" for name, num in zip(self.text.names, counts, strict=True) if num)
-            print(f"{self.name} {router.record.kind} {path}: {told}", flush=True)
+            of = ", ".join(f"{name} {num}" for name, num in zip(self.text.names, counts, strict=True) if num)
+            print(f"{self.name} {router.record.kind} {path}: {of}", flush=True)
         return {path: self.text.train[shard] for path, shard in zip(self.levels.paths, mine, strict=True)}
 
     def _validation(self, router: Router) -> dict[paths.Path, Windows]:
@@ -381,7 +360,10 @@ class Trial:
     # --- what is kept ---
 
     def _has(self, name: str) -> bool:
-        return any((row.setup, row.name) == (self.name, name) for row in self.rows)
+        return any(self._is(row, name) for row in self.rows)
+
+    def _is(self, row: Row, name: str) -> bool:
+        return (row.setup, row.seed, row.name) == (self.name, self.seed, name)
 
     def _add_found(self, name: str, found: Found, num_steps: float, before: float, note: str = "") -> None:
         again = tuple(cost.num_again / (cost.num_read - cost.num_again) for cost in (found.dropping, found.keeping))
@@ -401,6 +383,7 @@ class Trial:
     ) -> None:
         row = Row(
             setup=self.name,
+            seed=self.seed,
             name=name,
             losses=losses,
             num_parameters=num_parameters,
@@ -409,14 +392,14 @@ class Trial:
             read_again=(read_again[0], read_again[1]),
             note=note,
         )
-        self.rows[:] = [each for each in self.rows if (each.setup, each.name) != (self.name, name)] + [row]
+        self.rows[:] = [each for each in self.rows if not self._is(each, name)] + [row]
         self._keep()
         loss = f"{row.all_losses.mean():.4f}" if row.losses else "-"
-        print(f"{self.name} {name}: {loss} {note} ({row.cpu_s:.0f} CPU s)", flush=True)
+        print(f"{self.name} seed {self.seed} {name}: {loss} {note} ({row.cpu_s:.0f} CPU s)", flush=True)
 
     def _state(self, name: str, make: Callable[[], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """Return a state that lies there, or is made and put there."""
-        path = self._folder / f"{self.name}.{name}.npz"
+        path = self._folder / f"{self.name}.{self.seed}.{name}.npz"
         if not path.exists():
             beside = path.with_suffix(".new.npz")
             np.savez(beside, **{each: tensor.numpy() for each, tensor in make().items()})  # type: ignore[arg-type]
@@ -427,49 +410,10 @@ class Trial:
 
 # --- the report ---
 
-CLAIMS = """
-The paper: 256 paths of 150M parameters, C4, 88,000 steps of 512 windows of 1,024 tokens; perplexities of its table 3,
-as others quote it. Here: 4 and 16 paths of 1M parameters, a few hundred steps. So the figures cannot be the same; signs
-could.
-""".strip()
 
-
-def against(one: Row, other: Row) -> str:
-    """Return how much lower the loss of one is, with its standard error over documents."""
-    apart = one.all_losses - other.all_losses
-    return f"{apart.mean():+.4f} ± {apart.std(ddof=1) / math.sqrt(len(apart)):.4f}"
-
-
-def setup_sections(name: str, rows: Sequence[Row]) -> list[str]:
-    mine = {row.name: row for row in rows if row.setup == name}
-    base, setup = mine.get("dense, a path's size and steps"), SETUPS[name]
+def setup_sections(name: str, rows: told.Rows, files: Sequence[int]) -> list[str]:
+    setup = SETUPS[name]
     levels = Levels(LevelsConfig(levels=setup.levels), MODEL)
-    cells = [
-        [
-            row.name,
-            f"{row.all_losses.mean():.4f}" if row.losses else "-",
-            against(row, base) if row.losses and base is not None else "-",
-            row.num_parameters,
-            round(row.num_steps),
-            " / ".join(f"{100 * share:.0f} %" for share in row.read_again) if any(row.read_again) else "",
-            row.cpu_s,
-            row.note,
-        ]
-        for row in mine.values()
-    ]
-    header = [
-        "model",
-        "loss",
-        "against a path's size and steps",
-        "parameters that read a token",
-        "compute in steps",
-        "read again",
-        "CPU s",
-        "",
-    ]
-    shown = [row for row in mine.values() if row.losses and "half time" not in row.name]
-    by_domain = [[row.name, *(f"{np.mean(each):.3f}" for each in row.losses.values())] for row in shown]
-    names = list(shown[0].losses) if shown else []
     path, num_paths = levels.paths[0], len(levels.paths)
     step = 2 * (num_paths - 1) / num_paths * num_parameters(MODEL) * 4
     sent = [
@@ -484,80 +428,33 @@ def setup_sections(name: str, rows: Sequence[Row]) -> list[str]:
     ]
     return [
         f"## {name}: {num_paths} paths, {setup.num_rounds} rounds of {setup.every} steps, after {setup.num_begun}",
-        table(header, cells),
+        told.of_seeds(rows),
+        told.of_models(rows, files),
         table(["what is sent", ""], sent),
-        table(["loss by domain", *names], by_domain),
+        told.by_domain(rows),
     ]
 
 
-def claims(rows: Sequence[Row]) -> str:
-    """Return what the paper claims, and what is seen, side by side."""
-    found = []
-    for setup in SETUPS:
-        mine = {row.name: row for row in rows if row.setup == setup}
-        anew, once, often = "paths, documents assigned anew", "routed once", f"routed every {EVERY} tokens"
-        for claim, paper, one, other in (
-            (
-                "better than dense of a path's size and steps",
-                "yes",
-                f"{anew}, {often}",
-                "dense, a path's size and steps",
-            ),
-            (
-                "as good as dense of many more parameters, in as many steps",
-                "11.38 to 11.41 (1.3B): -0.003",
-                f"{anew}, {often}",
-                "dense, the parameters of all paths, a path's steps",
-            ),
-            (
-                "against dense of a path's size with the compute of all",
-                "not told",
-                f"{anew}, {often}",
-                "dense, a path's size, the compute of all paths",
-            ),
-            (
-                f"routed every {EVERY} tokens rather than once",
-                "11.38 to 12.39: -0.085",
-                f"{anew}, {often}",
-                f"{anew}, {once}",
-            ),
-            (
-                "documents assigned by loss rather than by k-means",
-                "better",
-                f"{anew}, {once}",
-                f"paths, as it is, {once}",
-            ),
-            (
-                "one path killed and taken over",
-                "no harm told of",
-                f"paths, the same, one path killed and taken over, {often}",
-                f"{anew}, {often}",
-            ),
-        ):
-            if one in mine and other in mine:
-                found.append([setup, claim, paper, against(mine[one], mine[other])])
-    return table(["setup", "claim", "the paper, nats", "here, nats"], found)
-
-
 def report(rows: Sequence[Row], about: dict[str, object]) -> str:
+    files: list[int] = about["files"]  # type: ignore[assignment]
     missing = [domain.name for domain in DOMAINS if domain.name not in about["nbytes"]]  # type: ignore[operator]
     had = ", ".join(f"{name} {nbytes:,}" for name, nbytes in about["nbytes"].items())  # type: ignore[attr-defined]
     lines = [
         f"Text of this machine, bytes: {had}. Not there: {', '.join(missing) or 'none'}. {about['num_train']:,} "
         f"documents of {SEQ_LEN} tokens to train on, {about['token_nbytes']:.2f} bytes per token, {VOCAB} pieces. A "
-        f"path: {num_parameters(MODEL):,} parameters; a step: {BATCH} documents. Seed {SEED}. Of all steps, and of the "
-        f"text, {about['scale']:g}."
+        f"path: {num_parameters(MODEL):,} parameters; a step: {BATCH} documents. Of all steps, and of the text, "
+        f"{about['scale']:g}. {len(files)} held-out documents of {len(set(files))} files."
     ]
+    setups = {name: mine for name in SETUPS if (mine := told.rows_of(name, rows))}
     sections = [
         (__doc__ or "").split("\n\n", 1)[1].strip("\n"),
         *lines,
         "## What the paper claims, and what is seen",
-        CLAIMS,
-        claims(rows),
+        told.CLAIMS,
+        told.claims(setups, files, EVERY),
     ]
-    for name in SETUPS:
-        if any(row.setup == name for row in rows):
-            sections += setup_sections(name, rows)
+    for name, mine in setups.items():
+        sections += setup_sections(name, mine, files)
     return whole(
         "Paths through shared modules against dense models", "python -m benchmarks.dipaco --into FILE", sections
     )
@@ -569,6 +466,7 @@ def main() -> int:
         "--into", type=Path, required=True, help="where rows are kept, one a line; states lie beside it"
     )
     parser.add_argument("--only", choices=SETUPS, help="one setup")
+    parser.add_argument("--seeds", type=int, default=1, help="how many")
     parser.add_argument(
         "--scale", type=float, default=1.0, help="of all numbers of steps and of the text; below 1 no report is written"
     )
@@ -577,7 +475,7 @@ def main() -> int:
     torch.set_num_threads(1)
     lines = options.into.read_text("utf-8").split("\n")[:-1] if options.into.exists() else []
     about = json.loads(lines[0]) if lines else {}
-    rows = [Row(**json.loads(line)) for line in lines[1:]]
+    rows = [msgspec.json.decode(line, type=Row) for line in lines[1:]] if "configured" in about else []
     if not options.report:
         here = text(SIZES.scaled(options.scale), options.scale)
         now = {
@@ -586,9 +484,11 @@ def main() -> int:
             "nbytes": here.nbytes,
             "token_nbytes": here.token_nbytes,
             "num_train": len(here.train),
+            "files": [int(file) for each in here.held_out_files.values() for file in each],
+            "configured": configured(),
         }
-        if about and (about["text"], about["scale"]) != (now["text"], now["scale"]):
-            print(f"{options.into}: its rows are of other text or another scale. Name another file.")
+        if about and any(about.get(key) != now[key] for key in ("text", "scale", "files", "configured")):
+            print(f"{options.into}: its rows are of other text, another scale or other settings. Name another file.")
             return 2
         about = now
 
@@ -601,9 +501,13 @@ def main() -> int:
 
         folder = options.into.with_name(options.into.name + ".states")
         folder.mkdir(exist_ok=True)
-        for name, setup in SETUPS.items():
-            if options.only in (None, name):
-                Trial(name, setup.scaled(options.scale), here, folder, rows, keep).run()
+        for seed in range(SEED, SEED + options.seeds):
+            for name in SETUPS:
+                if options.only in (None, name):
+                    Trial((name, seed), options.scale, here, folder, rows, keep).run()
+    if about.get("configured") != configured():
+        print(f"{options.into}: it has no rows of these settings. Leave --report out, or name another file.")
+        return 2
     found = report(rows, about)
     if about["scale"] == 1.0:
         (FOLDER / "dipaco.md").write_text(found, encoding="utf-8")

@@ -16,6 +16,9 @@ frozen or not, by those of an expert. Losses are nats per byte on held-out docum
 windows of each. A difference is that to the one model, paired by window; its error is that of the mean over documents,
 since windows of one document are alike. Soups and priors are chosen by other held-out documents. Where a prior is of
 the kind, it is told which kind a text is of; no other row is.
+
+A share of the gain is how far a row has come from the seed model to the one model: 1 is all the way. Its error is
+paired by document, too. The best composed row is to reach 0.97.
 """
 
 import argparse
@@ -29,6 +32,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -81,7 +85,10 @@ PLACES = {  # of each kind: folders, and how its files' names end there
         (folder, ending) for folder in ("/usr/share", "/usr/lib", sys.base_prefix) for ending in (".json", ".toml")
     ),
 }
-REFERENCE = "one model of as much computing"
+REFERENCE, START = "one model of as much computing", "the seed model"
+TOLD_THE_KIND = "ensemble, posterior, prior of the kind"  # which no other row is told: it is not in question
+COMPOSED = ("ensemble", "soup", "mixture")  # how the names of composed rows begin
+BAR = 0.97  # of the one model's gain, for the best of them
 Draw = Callable[[int], tuple[Tensor, Tensor]]  # of a step: tokens and targets
 
 
@@ -329,8 +336,8 @@ def run(seed: int, scale: float, place: Path) -> Found:
 
     chosen, tested = heldout_windows(folder / "clusters")
     greedy = soup.greedy(experts, lambda vector: mean(of_model(vector, chosen)))
-    rows: dict[str, list[float]] = {REFERENCE: of_model(one, tested), "the seed model": of_model(start, tested)}
-    costs = {REFERENCE: (mixture_cost, 1.0), "the seed model": (float(seed_steps), 1.0)}
+    rows: dict[str, list[float]] = {REFERENCE: of_model(one, tested), START: of_model(start, tested)}
+    costs = {REFERENCE: (mixture_cost, 1.0), START: (float(seed_steps), 1.0)}
     for each in experts:
         rows[each.name], costs[each.name] = of_model(each.vector, tested), (float(seed_steps + expert_steps), 1.0)
     for name, found in ensembles(experts, clusters, chosen, tested).items():
@@ -417,12 +424,12 @@ def ensembles(
         "ensemble, distance, top 1": TopK(distance(), 1),
     }
     priors = priors_of_kinds(models, chosen)
-    found = {name: list[float]() for name in (*ways, "ensemble, posterior, prior of the kind")}
+    found = {name: list[float]() for name in (*ways, TOLD_THE_KIND)}
     for kind in sorted({window.kind for window in tested}):  # as they stand in `tested`
         own = Posterior(priors.get(kind, alike))
         for tokens, targets in batches([window for window in tested if window.kind == kind]):
             log_likelihoods = likelihoods(models, tokens, targets)
-            for name, way in {**ways, "ensemble, posterior, prior of the kind": own}.items():
+            for name, way in {**ways, TOLD_THE_KIND: own}.items():
                 found[name] += losses(way, tokens, targets, log_likelihoods).tolist()
     return found
 
@@ -445,11 +452,118 @@ def priors_of_kinds(models: Sequence[Transformer], chosen: Sequence[Window]) -> 
 
 def paired(documents: Sequence[str], differences: Sequence[float]) -> tuple[float, float]:
     """Return the mean of differences, and its standard error over documents: those of one are alike."""
-    by_document = defaultdict[str, list[float]](list)
-    for document, difference in zip(documents, differences, strict=True):
-        by_document[document].append(difference)
-    means = [mean(each) for each in by_document.values()]
-    return mean(means), stdev(means) / math.sqrt(len(means)) if len(means) > 1 else float("nan")
+    means = by_document(documents, differences)
+    return mean(means), stdev(means) / math.sqrt(len(means)) if len(means) > 1 else math.nan
+
+
+def by_document(documents: Sequence[str], values: Sequence[float]) -> list[float]:
+    """Return the mean of each document."""
+    found = defaultdict[str, list[float]](list)
+    for document, value in zip(documents, values, strict=True):
+        found[document].append(value)
+    return [mean(each) for each in found.values()]
+
+
+class Share(NamedTuple):
+    """How much of one gain another is, and the standard error; not a number where there is no gain to be shared."""
+
+    mean: float
+    error: float
+
+    def __str__(self) -> str:
+        if math.isnan(self.mean):
+            return "-"
+        return f"{self.mean:.3f}" + ("" if math.isnan(self.error) else f" ± {self.error:.3f}")
+
+    def is_near(self, value: float) -> bool:
+        return abs(self.mean - value) <= 2 * self.error
+
+
+def share_of(documents: Sequence[str], gains: Sequence[float], whole_gains: Sequence[float]) -> Share:
+    """Return which share of the whole gain a gain is, both being of the same windows.
+
+    Args:
+        documents: of each window.
+    """
+    mine, whole = by_document(documents, gains), by_document(documents, whole_gains)
+    if mean(whole) <= 0:
+        return Share(math.nan, math.nan)
+    share = mean(mine) / mean(whole)
+    # of a ratio of means: the error of mine - share whole, by the mean of the whole
+    apart = [one - share * other for one, other in zip(mine, whole, strict=True)]
+    return Share(share, stdev(apart) / math.sqrt(len(apart)) / mean(whole) if len(apart) > 1 else math.nan)
+
+
+def gained(all_found: Sequence[Found], losses_of: Callable[[Found], Sequence[float]], kind: str | None = None) -> Share:
+    """Return the share of the one model's gain over the seed model, of all seeds together.
+
+    Args:
+        losses_of: of a seed, of each window.
+        kind: of the text; None: all.
+    """
+    documents, mine, whole = list[str](), list[float](), list[float]()
+    for found in all_found:
+        each = zip(found.documents, losses_of(found), found.losses[START], found.losses[REFERENCE], strict=True)
+        for document, loss, start, reference in each:
+            if kind in (None, document.partition(".")[0]):
+                documents.append(document)
+                mine.append(start - loss)
+                whole.append(start - reference)
+    return share_of(documents, mine, whole)
+
+
+def losses_in(name: str) -> Callable[[Found], Sequence[float]]:
+    return lambda found: found.losses[name]
+
+
+def oracle(found: Found) -> list[float]:
+    """Return the losses of whichever expert is best at each document: what is to be had by asking one of them."""
+    experts = [name for name in found.losses if name.startswith("expert ")]
+    windows = defaultdict[str, list[int]](list)
+    for window, document in enumerate(found.documents):
+        windows[document].append(window)
+    best = {
+        document: min(experts, key=lambda name: sum(found.losses[name][window] for window in mine))
+        for document, mine in windows.items()
+    }
+    return [found.losses[best[document]][window] for window, document in enumerate(found.documents)]
+
+
+def shares(all_found: Sequence[Found]) -> tuple[str, str]:
+    """Return which shares of the one model's gain are reached, the best first, and whether the bar is."""
+    kinds = sorted({document.partition(".")[0] for document in all_found[0].documents})
+    names = [name for name in all_found[0].losses if name.startswith(COMPOSED)]
+    rows = sorted(((name, losses_in(name)) for name in names), key=lambda row: -_mean(gained(all_found, row[1])))
+    rows.append(("the best expert of each document, found by its loss", oracle))
+    lines = [
+        [name, gained(all_found, of), *(gained([found], of) for found in all_found)]
+        + [gained(all_found, of, kind) for kind in kinds]
+        for name, of in rows
+    ]
+    header = ["row", "share of the gain", *(f"seed {found.seed}" for found in all_found), *kinds]
+    return table(header, lines), verdict(all_found, [name for name, _ in rows[:-1] if name != TOLD_THE_KIND])
+
+
+def _mean(share: Share) -> float:
+    return -math.inf if math.isnan(share.mean) else share.mean
+
+
+def verdict(all_found: Sequence[Found], names: Sequence[str]) -> str:
+    """Return in a few words which row is the best, and whether it comes as far as it should.
+
+    Args:
+        names: of rows, the best first.
+    """
+    best = gained(all_found, losses_in(names[0]))
+    if math.isnan(best.mean):
+        return "The one model is no better than the seed model: there is no gain to have a share of."
+    each = ", ".join(f"{gained([found], losses_in(names[0])).mean:.3f}" for found in all_found)
+    word = "reaches" if best.mean >= BAR else "**misses**"
+    doubt = f" The bar lies within two errors of it, so {BAR:g} is not decided." if best.is_near(BAR) else ""
+    return (
+        f"The best of {len(names)} composed rows that are told nothing of kinds, found by these very documents: "
+        f"{names[0]}, {best} of the one model's gain over the seed model (seeds: {each}). It {word} {BAR:g}.{doubt}"
+    )
 
 
 def sections_of(all_found: Sequence[Found], before: float | None) -> list[str]:
@@ -476,7 +590,7 @@ def sections_of(all_found: Sequence[Found], before: float | None) -> list[str]:
         )
     seeds_named = ", ".join(str(found.seed) for found in all_found)
     header = ["row", "mean of kinds", "to the one model", *kinds, f"all windows, seed {seeds_named}"]
-    shares = [
+    parts = [
         [found.seed, number, *(f"{cluster.get(kind, 0) / 1e6:.2f}" for kind in kinds)]
         for found in all_found
         for number, cluster in enumerate(found.clusters)
@@ -489,8 +603,9 @@ def sections_of(all_found: Sequence[Found], before: float | None) -> list[str]:
         + (f" This machine has no text of these kinds: {', '.join(missing)}." if missing else ""),
         load_line(before),
         table([*header, "cost of training", "of a token"], rows),
+        *shares(all_found),
         "MB of each kind in each expert's cluster:",
-        table(["seed", "expert", *kinds], shares),
+        table(["seed", "expert", *kinds], parts),
         f"The greedy soup took: {taken}.",
     ]
 

@@ -1,15 +1,19 @@
 """Stacks of two members that were trained apart, beside their controls: writes benchmarks/reports/stacks.md.
 
-    python -m benchmarks.stacks --seeds 3                  # half an hour of one thread for each seed
+    python -m benchmarks.stacks --seeds 3                  # 22 minutes of one idle core for each seed
     python -m benchmarks.stacks --seeds 3 --into FILE      # keeps each seed there, so that what was stopped goes on
     python -m benchmarks.stacks --scale 0.01               # a trial, which is printed and not kept
 
 Bytes of Python's standard library, in three groups of packages. A shallow model trains the ends; m1 is trained on the
 shared group and the first, m2 on the shared group and the second. Then they are stacked in every way that
-`weft.compose.stacks` has; so is what costs less: layers that change nothing, a copy, one member trained on.
+`weft.compose.stacks` has; so is what costs less: layers that change nothing, a copy, one member trained on. Another
+two, of the same groups, go on from one backbone that has read the shared group.
+
+A file of seeds says of which settings, text and rows they are, and seeds of others are not put beside them.
 """
 
 import argparse
+import os
 import time
 from collections.abc import Callable
 from math import log
@@ -41,7 +45,8 @@ from weft.compose.stacks.align import (
     synchronous_flops,
 )
 from weft.compose.stacks.body import body, fresh, identity, vector_of
-from weft.compose.stacks.latents import LatentConfig, LatentDescent
+from weft.compose.stacks.grow import depth_up_scaled
+from weft.compose.stacks.latents import EntropyConfig, LatentConfig, LatentDescent, replaceable
 from weft.compose.stacks.sauce import SauceConfig
 from weft.compose.stacks.select import matrix, scaled
 from weft.compose.stacks.stack import PostConfig, PreConfig, Seam, Stack, losses_of, uniform
@@ -49,6 +54,7 @@ from weft.cost.training import flops_per_token
 from weft.data.files import stdlib_files
 from weft.data.rows import Batch
 from weft.data.tokenizer import ByteTokenizer
+from weft.ids import Digest, several
 from weft.model.config import ModelConfig
 from weft.model.flat import assemble, over
 from weft.model.initial import initial_vector
@@ -82,6 +88,29 @@ MEMBER = ModelConfig(
 SHALLOW = msgspec.structs.replace(MEMBER, num_layers=2, is_tied=True)
 MONOLITH = msgspec.structs.replace(MEMBER, num_layers=8, is_tied=True)
 POST, PRE = PostConfig(), PreConfig()
+NUM_DROPPED = 1  # layers of each copy, in depth up-scaling: of 4 as many as the paper's 8 of 32
+UNSURE = EntropyConfig(threshold=2.0)  # nats; the mean over all positions is about 1.4
+
+
+class Loop(NamedTuple):
+    """A latent loop, and the rows that tell of it.
+
+    Args:
+        number: of its draws.
+    """
+
+    config: LatentConfig
+    number: int
+    alone: str
+    stack: str
+
+
+LOOPS = (
+    Loop(LatentConfig(kind="prev", p0=0.05, p1=0.5), 16, told.PREV, told.PREV_STACK),
+    Loop(LatentConfig(kind="prev", select=UNSURE), 22, told.PREV_UNSURE, told.PREV_UNSURE_STACK),
+    Loop(LatentConfig(kind="same", select=UNSURE), 23, told.SAME_UNSURE, told.SAME_UNSURE_STACK),
+    Loop(LatentConfig(kind="same"), 17, told.SAME, told.SAME_STACK),
+)
 
 
 # --- text ---
@@ -117,6 +146,17 @@ def corpus(num_held: int) -> Corpus:
     texts = {key: torch.from_numpy(np.concatenate(each).astype(np.int16)) for key, each in parts.items()}
     held = [[_windows(texts[group, True], num_held, f"{name} {group}") for group in GROUPS] for name in ("dev", "test")]
     return Corpus({group: texts[group, False] for group in GROUPS}, *(Held(torch.cat(each)) for each in held))
+
+
+def configured(texts: Corpus) -> Digest:
+    """Return what names all that a seed depends on, but for its number and the scale: settings, text, which rows."""
+    training = DescentConfig(steps=ALIGN_STEPS, lr=ALIGN_LR, warmup_steps=WARMUP_STEPS)
+    aligned = [kind(training=training) for kind in (StitchConfig, OnewayConfig, JointConfig, ContinueConfig)]
+    sauce = SauceConfig(training=training, per_round=PER_ROUND)
+    steps = (MEMBER_STEPS, SHALLOW_STEPS, ALIGN_STEPS, STITCH_STEPS, MEMBER_LR)
+    settings = (SEQ_LEN, BATCH, *steps, NUM_DROPPED, MEMBER, SHALLOW, MONOLITH, *aligned, sauce, *LOOPS)
+    parts = [*texts.train.values(), texts.dev.tokens, texts.test.tokens]
+    return digest(msgspec.json.encode((settings, told.NAMES, [digest(part.numpy().tobytes()) for part in parts])))
 
 
 def _windows(tokens: Tensor, num: int, name: str) -> Tensor:
@@ -216,18 +256,23 @@ def play(texts: Corpus, seed: int, scale: float, say: Callable[[str, Row], None]
     m2 = lab.tell(told.M2, _member(lab, Made(Stack(space, (_fresh(seed, 2),)), ends_u), 2, "only2"))
     parts = Parts(lab, space, m1, m2, ends_u)
     best = min((told.M1, m1), (told.M2, m2), key=lambda each: float(each[1].stack.losses(texts.dev.batch()).mean()))
-    _references(parts)
+    _references(parts, told.ENSEMBLE, told.SOUP)
     _naive(parts)
     dearest = _looped(parts)
     _asynchronous(parts)
     _joint(parts)
+    _of_one_backbone(parts)
     _continued(parts, best[1], dearest)
     _monolith(parts, dearest)
     return Seed(rows=lab.rows, best=best[0], geometry=_geometry(parts), cpu_s=time.process_time() - began)
 
 
 class Parts(NamedTuple):
-    """Two members that were trained apart."""
+    """Two members that were trained apart.
+
+    Args:
+        ends_u: what both began with: of the ends, and of a backbone where they share one.
+    """
 
     lab: Lab
     space: Space
@@ -268,12 +313,13 @@ def _member(lab: Lab, begun: Made, number: int, group: str) -> Made:
     return lab.aligned(config, begun, number, "shared", group)
 
 
-def _references(parts: Parts) -> None:
+def _references(parts: Parts, ensemble: str, mean_weights: str) -> None:
+    """Tell of what two members come to without a stack, in rows of these names."""
     lab, batch = parts.lab, parts.lab.texts.test.batch()
     logs = [made.stack.logits(batch.tokens).log_softmax(-1) for made in (parts.m1, parts.m2)]
-    lab.note(told.ENSEMBLE, losses_of(torch.logaddexp(*logs) - log(2), batch.targets), parts.apart_u)
+    lab.note(ensemble, losses_of(torch.logaddexp(*logs) - log(2), batch.targets), parts.apart_u)
     soup = body(MEMBER, (vector_of(parts.lower) + vector_of(parts.upper)) / 2)
-    lab.tell(told.SOUP, Made(Stack(parts.space, (soup,)), parts.apart_u))
+    lab.tell(mean_weights, Made(Stack(parts.space, (soup,)), parts.apart_u))
 
 
 def _naive(parts: Parts) -> None:
@@ -298,22 +344,28 @@ def _naive(parts: Parts) -> None:
 def _looped(parts: Parts) -> Made:
     """Tell of latent loops; return the dearest of all stacks."""
     lab, steps = parts.lab, parts.lab.steps(ALIGN_STEPS)
-    found = dict[str, SectionModule]()
-    for number, config in ((16, LatentConfig(kind="prev", p0=0.05, p1=0.5)), (17, LatentConfig(kind="same"))):
+    loop_u = 2.0 * steps  # two passes
+    for config, number, alone, stack in LOOPS:
         member = (MEMBER, vector_of(parts.upper))
         loop = LatentDescent(
             config, lab.training(steps), parts.space, member, lab.draw(number, "shared", "only2"), lab.seed
         )
         loop.run()
-        found[config.kind] = body(MEMBER, loop.vector)
-    loop_u = 2.0 * steps  # two passes
-    for kind, alone, stack in (("prev", told.PREV, told.PREV_STACK), ("same", told.SAME, told.SAME_STACK)):
-        lab.tell(alone, Made(Stack(parts.space, (found[kind],)), parts.m2.cost_u + loop_u))
-        lab.tell(stack, parts.on(parts.lower, found[kind], parts.apart_u + loop_u))
-    same = found["same"]
+        same = body(MEMBER, loop.vector)  # at last that of the last, of all positions
+        lab.tell(alone, Made(Stack(parts.space, (same,)), parts.m2.cost_u + loop_u), note=_replaced(parts, config))
+        lab.tell(stack, parts.on(parts.lower, same, parts.apart_u + loop_u))
     lab.tell(told.SAME_TWICE, Made(Stack(parts.space, (same,), loops=(2,)), parts.m2.cost_u + loop_u))
     begun = parts.on(parts.lower, same, parts.apart_u + loop_u)
     return lab.tell(told.LOOP_JOINT, lab.aligned(JointConfig(training=lab.training(steps)), begun, 18))
+
+
+def _replaced(parts: Parts, config: LatentConfig) -> str:
+    """Say of how many positions m2 is unsure, where a loop asks for those."""
+    if not isinstance(config.select, EntropyConfig):
+        return ""
+    batch = parts.lab.texts.dev.batch()
+    unsure = replaceable(config, parts.space, parts.m2.stack.exits(batch.tokens)[-1], batch)
+    return f"{100 * float(unsure.float().mean()):.0f} % of positions"
 
 
 def _asynchronous(parts: Parts) -> None:
@@ -347,6 +399,27 @@ def _joint(parts: Parts) -> None:
         (told.JOINT_COPY, parts.on(parts.lower, parts.lower, parts.m1.cost_u)),
     ):
         lab.tell(name, lab.aligned(config, made, 10))
+    every_exit = JointConfig(training=config.training, exits="all")
+    lab.tell(told.JOINT_EXITS, lab.aligned(every_exit, parts.both(), 10))
+    grown = body(*depth_up_scaled(MEMBER, vector_of(parts.lower), NUM_DROPPED))
+    begun = Made(Stack(parts.space, (grown,)), parts.m1.cost_u)
+    lab.tell(told.UP_SCALED, lab.aligned(ContinueConfig(training=config.training), begun, 10))
+
+
+def _of_one_backbone(parts: Parts) -> None:
+    """Train two members that go on from one backbone, in as many steps as each of the others had; then stack them."""
+    lab = parts.lab
+    half = ContinueConfig(training=lab.training(lab.steps(MEMBER_STEPS // 2), MEMBER_LR))
+    begun = Made(Stack(parts.space, (_fresh(lab.seed, 3),)), parts.ends_u)
+    backbone = lab.aligned(half, begun, 3, "shared")
+    b1 = lab.tell(told.BRANCH1, lab.aligned(half, backbone, 4, "shared", "only1"))
+    b2 = lab.tell(told.BRANCH2, lab.aligned(half, backbone, 5, "shared", "only2"))
+    branches = Parts(lab, parts.space, b1, b2, backbone.cost_u)
+    _references(branches, told.BRANCH_ENSEMBLE, told.BRANCH_SOUP)
+    lab.tell(told.BRANCH_NAIVE, branches.both())
+    config = JointConfig(training=lab.training(lab.steps(ALIGN_STEPS)))
+    lab.tell(told.BRANCH_JOINT, lab.aligned(config, branches.both(), 10))
+    lab.tell(told.BRANCH_IDENTITY, lab.aligned(config, branches.with_identity(), 10))
 
 
 def _continued(parts: Parts, best: Made, dearest: Made) -> None:
@@ -393,7 +466,8 @@ ABOUT = f"""
 Python's standard library, in bytes ({TOKENIZER.vocab_size} tokens: the last ends a file), its files in three groups by
 package; one file of {HELD_OF} is held out. A shallow model of 2 layers trains the ends ({SHALLOW_STEPS} steps). m1 (on
 shared and only1) and m2 (on shared and only2) have 4 layers of width {MEMBER.width} each, {MEMBER_STEPS} steps of
-{BATCH} x {SEQ_LEN} tokens and other seeds. Alignments take {ALIGN_STEPS} steps on all text. AdamW, peak rates
+{BATCH} x {SEQ_LEN} tokens and other seeds; b1 and b2 have half of their steps in common, on shared alone. Alignments
+take {ALIGN_STEPS} steps on all text. AdamW, peak rates
 {MEMBER_LR:g} and {ALIGN_LR:g}. Losses are nats per byte on {3 * NUM_HELD} sequences that are the same for all seeds;
 what is tuned is tuned on as many others. u is one step of one member, in operations.
 
@@ -404,10 +478,15 @@ controls.
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What a file holds: for which scale, and the seeds that are through."""
+    """What a file holds: for which scale, and the seeds that are through.
+
+    Args:
+        configured: what names all else that they depend on; older files say nothing of it, and are of something else.
+    """
 
     scale: float
     seeds: dict[int, Seed]
+    configured: str = ""
 
 
 def sections(found: told.Seeds, before: float | None) -> list[str]:
@@ -431,16 +510,16 @@ def main() -> None:
     parser.add_argument("--into", type=Path, help="a file that keeps each seed that is through")
     options, before = parser.parse_args(), report.load()
     torch.set_num_threads(1)
-    found = _read(options.into, options.scale)
     texts = corpus(max(4, round(NUM_HELD * options.scale)))
+    now = configured(texts)
+    found = kept_seeds(options.into, options.scale, now)
     sizes = ", ".join(f"{group} {len(each) / 1e6:.2f}" for group, each in texts.train.items())
     print(f"million bytes to train on: {sizes}", flush=True)
     for number in range(1, options.seeds + 1):
         if number not in found:
             found[number] = play(texts, number, options.scale, _say)
             if options.into is not None:
-                kept = Kept(options.scale, found)
-                options.into.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1))
+                keep(options.into, Kept(options.scale, found, now))
     chosen = {number: found[number] for number in range(1, options.seeds + 1)}
     title, command = "Stacks of members trained apart", "python -m benchmarks.stacks"
     if options.scale == 1:
@@ -449,13 +528,34 @@ def main() -> None:
         print(report.whole(title, command, sections(chosen, before)))
 
 
-def _read(path: Path | None, scale: float) -> dict[int, Seed]:
+def kept_seeds(path: Path | None, scale: float, now: str) -> dict[int, Seed]:
+    """Return the seeds that a file has; none where there is no file.
+
+    Args:
+        now: what names the settings, text and rows of this program.
+
+    Raises:
+        SystemExit: they are of another scale, or of other settings.
+    """
     if path is None or not path.exists():
         return {}
     kept = msgspec.json.decode(path.read_bytes(), type=Kept)
     if kept.scale != scale:
         raise SystemExit(f"{path} holds seeds of scale {kept.scale:g}, and {scale:g} is asked for. Name another file.")
+    if kept.configured != now:
+        raise SystemExit(
+            f"{path} holds {several(len(kept.seeds), 'seed')} of other settings, other text or other rows than this "
+            "program has now, and the mean of both would say nothing. Name another file with --into, or move this one "
+            "away: all seeds are made anew."
+        )
     return kept.seeds
+
+
+def keep(path: Path, kept: Kept) -> None:
+    """Write seeds in the file's place."""
+    beside = path.with_name(path.name + ".new")
+    beside.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1))
+    os.replace(beside, path)
 
 
 def _say(name: str, row: Row) -> None:

@@ -11,8 +11,12 @@ of a row: where sigma is one length, a target tells at most half a nat, whatever
 byte. There a block reads its answer off the target and learns nothing of the text (target leakage), and its loss says
 nothing of what it does with a target that other blocks have guessed. BlockTrain leaves that range out: so does this.
 
+Where the range ends is our reading. BlockTrain names sigma from 1 to 10, and of what we know of it not the unit. Were
+it a deviation in each channel of rows like ours, its targets would tell much more: 44 nats at 1, of 128 channels, where
+ours tell half a nat. So `low` is worth trying; `benchmarks/blocks.py` tells of a lower one, too.
+
 EDM: arXiv:2206.00364, table 1 and equation 7, but for c_noise, which is the share in place of ln(sigma) / 4. Levels
-and equal cuts: DiffusionBlocks, arXiv:2506.14202; 1 to 10 lengths: BlockTrain, arXiv:2606.24722.
+and equal cuts: DiffusionBlocks, arXiv:2506.14202; from 1 to 10: BlockTrain, arXiv:2606.24722.
 """
 
 from dataclasses import dataclass

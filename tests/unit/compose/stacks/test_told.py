@@ -1,10 +1,24 @@
-"""What the benchmark of stacks says of its figures: paired differences, repairs that hold, claims that are met."""
+"""What the benchmark of stacks says of its figures: paired differences, repairs that hold, claims that are met.
 
+And which seeds it puts beside each other.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
 import pytest
+import torch
 from benchmarks import _stacks_told as told
-from benchmarks._stacks_told import Difference, Row, Seed
+from benchmarks import stacks
+from benchmarks._stacks_told import NAMES, Difference, Row, Seed
+from benchmarks.stacks import Corpus, Held, Kept, configured, keep, kept_seeds
 
-NAMES = [value for name, value in vars(told).items() if name.isupper() and isinstance(value, str)]
+from weft.compose.stacks.align import JointConfig
+from weft.compose.stacks.latents import EntropyConfig, LatentConfig
+from weft.compose.stacks.sauce import SauceConfig
+
 SPREAD = (-0.2, -0.1, 0.0, 0.0, 0.1, 0.2)  # of sequences
 
 
@@ -84,3 +98,73 @@ def test_every_row_is_in_the_table() -> None:
     lines = told.rows(seeds()).splitlines()
     assert len(lines) == 2 + len(NAMES)
     assert told.usefulness(seeds()).count("tie") == 3 * len(told.RIVALS)
+
+
+def test_every_row_that_is_told_of_is_made() -> None:
+    made = Path(stacks.__file__).read_text(encoding="utf-8")
+    constants = [name for name, value in vars(told).items() if name.isupper() and isinstance(value, str)]
+    assert len(constants) == len(NAMES) == len(set(NAMES))
+    assert [name for name in constants if f"told.{name}" not in made] == []
+
+
+def test_members_of_one_backbone_are_told_beside_their_own_controls() -> None:
+    line = told.usefulness(seeds(BRANCH_JOINT=1.9, BRANCH_ENSEMBLE=1.8, BRANCH_IDENTITY=1.7)).splitlines()[-1]
+    assert line.startswith(f"| {told.BRANCH_JOINT} | +0.100 ± 0.000: worse | +0.200 ± 0.000: worse | -0.100")
+
+
+# --- which seeds stand beside each other ---
+
+
+def texts(number: int = 0) -> Corpus:
+    tokens = torch.arange(number, number + 300)
+    return Corpus({"shared": tokens}, Held(tokens[None]), Held(tokens[None]))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ALIGN_LR", 1e-3),
+        ("MEMBER_STEPS", 1000),
+        ("NUM_DROPPED", 2),
+        ("MEMBER", msgspec.structs.replace(stacks.MEMBER, ffn_width=256)),
+        ("SauceConfig", partial(SauceConfig, eta=0.25)),  # as another default would
+        ("JointConfig", partial(JointConfig, exits="all")),
+        ("LOOPS", stacks.LOOPS[:-1]),
+        ("LOOPS", (stacks.LOOPS[0]._replace(config=LatentConfig(select=EntropyConfig(threshold=1.0))),)),
+    ],
+)
+def test_other_settings_are_another_digest(monkeypatch: pytest.MonkeyPatch, name: str, value: Any) -> None:
+    before = configured(texts())
+    assert configured(texts()) == before
+    monkeypatch.setattr(stacks, name, value)
+    assert configured(texts()) != before
+
+
+def test_other_text_and_other_rows_are_another_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert configured(texts(1)) != configured(texts())
+    before = configured(texts())
+    monkeypatch.setattr(told, "NAMES", NAMES[1:])
+    assert configured(texts()) != before
+
+
+def test_a_file_goes_on_with_the_seeds_of_its_own_settings(tmp_path: Path) -> None:
+    file = tmp_path / "seeds.json"
+    assert kept_seeds(None, 1.0, "now") == kept_seeds(file, 1.0, "now") == {}
+    keep(file, Kept(1.0, seeds(), "now"))
+    assert kept_seeds(file, 1.0, "now") == seeds()
+
+
+def test_seeds_of_other_settings_are_not_put_beside_these(tmp_path: Path) -> None:
+    file = tmp_path / "seeds.json"
+    keep(file, Kept(1.0, seeds(), "before"))
+    with pytest.raises(SystemExit, match=r"2 seeds of other settings.*Name another file with --into"):
+        kept_seeds(file, 1.0, "now")
+    with pytest.raises(SystemExit, match=r"scale 1, and 0\.5 is asked for"):
+        kept_seeds(file, 0.5, "before")
+
+
+def test_a_file_that_says_nothing_of_settings_is_read_as_one_of_others(tmp_path: Path) -> None:
+    file = tmp_path / "seeds.json"
+    file.write_bytes(msgspec.json.encode({"scale": 1.0, "seeds": seeds()}))
+    with pytest.raises(SystemExit, match="2 seeds of other settings"):
+        kept_seeds(file, 1.0, "now")
