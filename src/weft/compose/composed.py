@@ -191,12 +191,7 @@ def parts_of(config: ModelConfig, vector: Float32[Tensor, " num"], member: Membe
     Raises:
         ConfigError: it is of none, or its weights have other ends.
     """
-    if member.space is None:
-        raise ConfigError(
-            f"{member.name} has an embedding and a head of its own, so nothing can be put on it. Members of a stack "
-            "are trained between the same ends: `weft compose space` writes some, and a run with [model] type = "
-            '"space" trains there.'
-        )
+    require_space(member)
     whole = assemble(config, vector)
     ends = (whole.embed.weight, whole.norm.weight, whole.head_weight)
     embed, norm, head = (each.detach().clone() for each in ends)
@@ -208,6 +203,19 @@ def parts_of(config: ModelConfig, vector: Float32[Tensor, " num"], member: Membe
         )
     named = dict(whole.named_parameters())
     return space, body(config, gathered(config, middle(config), named))
+
+
+def require_space(member: Member) -> None:
+    """
+    Raises:
+        ConfigError: a member is of no space.
+    """
+    if member.space is None:
+        raise ConfigError(
+            f"{member.name} has an embedding and a head of its own, so nothing can be put on it. Members of a stack "
+            "are trained between the same ends: `weft compose space` writes some, and a run with [model] type = "
+            '"space" trains there.'
+        )
 
 
 def require_names(names: Iterable[str]) -> None:

@@ -266,6 +266,21 @@ TABLE: dict[str, Rows] = {
         **dict.fromkeys(("--seq-len", "--seed", "--device"), ALWAYS),
         "--scale": (Refused("compose align a b --data x --name c --scale 2", "only --handover scaled has a scale"),),
     },
+    "compose loop": dict.fromkeys(
+        (
+            "--data",
+            "--name",
+            "--kind",
+            "--entropy",
+            "--steps",
+            "--lr",
+            "--batch-size",
+            "--seq-len",
+            "--seed",
+            "--device",
+        ),
+        ALWAYS,
+    ),
     "compose select": dict.fromkeys(("--data", "--depth", "--beam", "--seq-len", "--device", "--json"), ALWAYS),
     "compose split": {
         **dict.fromkeys(("--data", "--clusters", "--heldout"), ALWAYS),

@@ -9,7 +9,6 @@ weft compose export both FOLDER                              one Hugging Face fo
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec import UNSET
 
+from weft.cli.compose.opened import Opened, Part, opened_of
 from weft.cli.compose.parts import (
     MOST_CHOSEN,
     USUAL_BATCH,
@@ -51,10 +51,9 @@ from weft.ids import Digest, several
 from weft.progress import Meter
 
 if TYPE_CHECKING:
-    from weft.cli.model.trained import Trained
     from weft.compose.descent import DescentConfig
     from weft.compose.making import How, Made, Work
-    from weft.compose.member import Member, Origin
+    from weft.compose.member import Member
     from weft.compose.space import Space
     from weft.compose.stacks.stack import Seam
     from weft.model.transformer import SectionModule
@@ -144,7 +143,7 @@ def align(
     from weft.compose.shelf import Shelf
     from weft.wire import digest
 
-    opened = [_opened(each, home, device) for each in there]
+    opened = [opened_of(each, home, device) for each in there]
     length = seq_len_of([each.member for each in there], seq_len)
     space, bodies = opened[0].space, tuple(each.body for each in opened)
     work = _work(space, bodies, seam, ways, training_of(steps, lr), batch_size, length)
@@ -176,7 +175,7 @@ def select(
     say_loading()
     from weft.compose.stacks.select import matrix, search
 
-    opened = [_opened(each, home, device) for each in there]
+    opened = [opened_of(each, home, device) for each in there]
     length = seq_len_of([each.member for each in there], seq_len)
     space, bodies = opened[0].space, {each.known.member.name: each.body for each in opened}
     text, _ = samples(opened[0].trained.tokenizer, data, length, MOST_CHOSEN)
@@ -250,14 +249,6 @@ def export(
 # --- what was asked for ---
 
 
-@dataclass(frozen=True, eq=False)
-class _Opened:
-    known: Known
-    trained: "Trained"
-    space: "Space"
-    body: "SectionModule"
-
-
 def _stackable(context: typer.Context, given: Sequence[str]) -> list[Known]:
     from weft.compose.composed import require_one_space
 
@@ -270,15 +261,6 @@ def _stackable(context: typer.Context, given: Sequence[str]) -> list[Known]:
                 "stand in another place. Choose members whose layers are alike."
             )
     return found
-
-
-def _opened(there: Known, home: Path, device: str) -> _Opened:
-    from weft.cli.model.trained import open_trained, place
-    from weft.compose.composed import parts_of
-
-    trained = open_trained(str(there.folder), home)
-    space, body = parts_of(trained.config, trained.vector.to(place(device)), there.member)
-    return _Opened(there, trained, space, body)
 
 
 def _ways(how: list[Way] | None) -> "list[How]":
@@ -363,7 +345,7 @@ def _planned(work: "Work", told: "Sequence[Member]", ways: Sequence[str]) -> lis
 # --- what was made ---
 
 
-def _write(folder: Path, work: "Work", opened: Sequence[_Opened], made: "Made", best: int, text: Digest) -> None:
+def _write(folder: Path, work: "Work", opened: Sequence[Opened], made: "Made", best: int, text: Digest) -> None:
     """Write a composed model: members as they came, what was trained of them, and the controls."""
     from weft.compose.composed import Places, Stacked, maps_of, write_composed
     from weft.compose.making import changed
@@ -372,7 +354,7 @@ def _write(folder: Path, work: "Work", opened: Sequence[_Opened], made: "Made", 
     names = tuple(each.known.member.name for each in opened)
     of = tuple(each.known.member.weights for each in opened)
 
-    def told(name: str, how: str) -> "tuple[Places, list[_Part]]":
+    def told(name: str, how: str) -> "tuple[Places, list[Part]]":
         stack = made.stack if name == "stack" else made.identity
 
         def origin(place: int) -> Origin:
@@ -381,7 +363,7 @@ def _write(folder: Path, work: "Work", opened: Sequence[_Opened], made: "Made", 
 
         is_new = changed(work.stack, stack)
         parts = [
-            _Part(f"{name}.{place}", opened[place], stack.bodies[place], origin(place))
+            Part(f"{name}.{place}", opened[place], stack.bodies[place], origin(place))
             for place in range(len(names))
             if is_new[place]
         ]
@@ -392,7 +374,7 @@ def _write(folder: Path, work: "Work", opened: Sequence[_Opened], made: "Made", 
     identity, others = told("identity", "identity")
     num_tokens = work.continued(best).training.steps * work.batch_size * work.seq_len
     on = Origin(how="continued", of=(of[best],), tokens=num_tokens, flops=work.flops)
-    parts = [*parts, *others, _Part("continued", opened[best], made.continued, on)]
+    parts = [*parts, *others, Part("continued", opened[best], made.continued, on)]
     record = Stacked(
         name=folder.name,
         members=names,
@@ -414,27 +396,6 @@ def _write(folder: Path, work: "Work", opened: Sequence[_Opened], made: "Made", 
             part.write(partial, work.space)
 
     write_composed(folder, record, write_parts, maps_of(stack, made.stack) | maps_of(identity, made.identity))
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """A member as it was trained here."""
-
-    name: str
-    base: _Opened
-    body: "SectionModule"
-    origin: "Origin"
-
-    def write(self, folder: Path, space: "Space") -> None:
-        from weft.compose.registry import write_member
-        from weft.compose.stacks.stack import Stack, whole
-        from weft.store.chunks import raw
-        from weft.wire import digest
-
-        config, vector = whole(Stack(space, (self.body,)))
-        before, trained = self.base.known.member, replace(self.base.trained, config=config, vector=vector.cpu())
-        member = before.trained_on(self.name, config, digest(raw(trained.vector)), self.origin)
-        write_member(folder / self.name, member, trained.export)
 
 
 def _told_as(work: "Work") -> str:
