@@ -11,7 +11,7 @@
           clusters.bin                  what each is about, where that decides who counts
     of a mixture
           mixture/                      one model, of the family mixtral
-          continued/                    as of a stack
+          continued/                    as of a stack; of who has left it nothing lies here
 
 A stack alone is never written: who reads it finds its controls beside it.
 """
@@ -161,6 +161,7 @@ class Merged(_Made, frozen=True, kw_only=True, tag_field="type", tag="mixture"):
         top: of how many of them a token is computed.
         thawed: what was trained, stage by stage.
         flops: that all stages took, beside what the members took; the control took as many.
+        left_flops: that members took who have left it, and whose share of the averages stays; None: nobody knows.
         mixture: the folder of the model, of the family mixtral.
         continued: the best single member on dev text, trained on with as many operations.
     """
@@ -170,6 +171,7 @@ class Merged(_Made, frozen=True, kw_only=True, tag_field="type", tag="mixture"):
     batch_size: Annotated[int, Meta(ge=1)]
     seq_len: Annotated[int, Meta(ge=1)]
     flops: _Num
+    left_flops: _Num | None = 0
     mixture: _Folder = "mixture"
     continued: _Folder = "continued"
 

@@ -48,6 +48,7 @@ ALWAYS: tuple[Refused, ...] = ()
 
 TRAIN = "cli/run/test_train.py"
 SETTINGS = "cli/test_settings.py"
+LEAVE = "cli/compose/test_leave.py"
 
 
 def here(line: str) -> Rows:
@@ -296,6 +297,13 @@ TABLE: dict[str, Rows] = {
         ("--data", "--name", "--top", "--thaw", "--steps", "--lr", "--batch-size", "--seq-len", "--seed", "--device"),
         ALWAYS,
     ),
+    "compose leave": {
+        "--name": ALWAYS,
+        **dict.fromkeys(
+            ("--data", "--lr", "--seed", "--device"),
+            (Shown(LEAVE, "test_who_was_not_the_best_takes_no_control_along"),),
+        ),
+    },
     "compose route": dict.fromkeys(
         (
             "--data",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.compose import evaluate, experts, loop, merge, paths, stacks
+from weft.cli.compose import evaluate, experts, leave, loop, merge, paths, stacks
 from weft.cli.compose.parts import AsJson
 from weft.cli.home import find_checkpoint, home_of
 from weft.cli.terminal import WorkLine, say_loading, tell
@@ -46,6 +46,7 @@ def make_app() -> typer.Typer:
     app.command("split")(experts.split)
     app.command("mix")(experts.mix)
     app.command("merge")(merge.merge)
+    app.command("leave")(leave.leave)
     app.command("route")(paths.route)
     app.command("path")(paths.path)
     app.command("evaluate")(evaluate.evaluate)

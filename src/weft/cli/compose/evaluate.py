@@ -190,8 +190,9 @@ def _merged(folder: Path, told: "Merged", home: Path, device: str, text: "Batch"
     config, vector = read_mixture(folder / told.mixture)
     mixture, _ = over(config, vector.to(here.tokens.device))
     continued = assemble(*reader(home, device)(folder / told.continued))
+    took = None if together is None or told.left_flops is None else together + told.flops + told.left_flops
     return Report(
-        composed=Row(told.name, losses(mixture.eval(), here), together + told.flops if together else None),
+        composed=Row(told.name, losses(mixture.eval(), here), took),
         exits=(),
         members=alone,
         needed=OF_MIXTURES,

@@ -1,4 +1,4 @@
-"""Members of a space with their weights, and as they are written after they were trained here."""
+"""Members with their weights, and as they are written after they were trained here."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING
 from weft.cli.compose.parts import Known
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from weft.cli.model.trained import Trained
-    from weft.compose.member import Latents, Origin
+    from weft.compose.member import Latents, Member, Origin
     from weft.compose.space import Space
     from weft.model.transformer import SectionModule
 
 
 @dataclass(frozen=True, eq=False)
 class Opened:
+    """A member of a space."""
+
     known: Known
     trained: "Trained"
     space: "Space"
@@ -36,7 +40,7 @@ def opened_of(there: Known, home: Path, device: str) -> Opened:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A member as it was trained here."""
+    """A member of a space as it was trained here."""
 
     name: str
     base: Opened
@@ -57,3 +61,20 @@ class Part:
         member = before.trained_on(self.name, config, digest(raw(trained.vector)), self.origin)
         member = structs.replace(member, latents=self.latents or member.latents)
         write_member(folder / self.name, member, trained.export)
+
+
+@dataclass(frozen=True, eq=False)
+class Single:
+    """A whole model as it was trained on here."""
+
+    base: "Trained"
+    member: "Member"  # that it was
+    vector: "Tensor"
+
+    def write(self, folder: Path, name: str, origin: "Origin") -> None:
+        from weft.compose.registry import write_member
+        from weft.store.chunks import raw
+        from weft.wire import digest
+
+        member = self.member.trained_on(name, self.member.model, digest(raw(self.vector)), origin)
+        write_member(folder / name, member, replace(self.base, vector=self.vector).export)
