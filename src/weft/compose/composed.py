@@ -5,6 +5,7 @@
     of a stack
           stack.1/                      a member as it was trained in the stack
           identity.0/  identity.1/      the same training, with layers that change nothing yet in place of members
+          copy.1/  depth.1/             the same training, with copies of the lowest; if asked for
           continued/                    the best single member, trained on with the same compute
           maps.safetensors              of affine handovers, where there are any
     of experts that are asked together
@@ -38,6 +39,7 @@ from weft.compose.member import MEMBER, Member, read_member, require_name
 from weft.compose.space import Space
 from weft.compose.stacks.align import AlignConfig
 from weft.compose.stacks.body import body, gathered
+from weft.compose.stacks.grow import Growth
 from weft.compose.stacks.stack import AffineConfig, Seam, Stack
 from weft.config import Config
 from weft.errors import ConfigError, NoSuchRun, WireError
@@ -79,6 +81,19 @@ class Places(Config, frozen=True, kw_only=True):
     maps: _Folder
 
 
+class GrownStack(Config, frozen=True, kw_only=True):
+    """A control: the lowest member under copies of itself, trained as the stack was.
+
+    Args:
+        how: whole copies, or such that lack the layers where they meet.
+        flops: that its training took.
+    """
+
+    how: Growth
+    stack: Places
+    flops: _Num
+
+
 class _Made(Config, frozen=True, kw_only=True):
     """What is told of all that is made of members.
 
@@ -111,6 +126,7 @@ class Stacked(_Made, frozen=True, kw_only=True, tag_field="type", tag="stack"):
         batch_size, seq_len: of each step.
         flops: that all of it took, beside what the members took; the controls took as many each.
         identity: the lowest member under layers that changed nothing, trained as the stack was.
+        growth: other controls of its kind, if they were asked for.
         continued: the best single member on dev text, trained on with as many operations as the stack.
     """
 
@@ -120,12 +136,14 @@ class Stacked(_Made, frozen=True, kw_only=True, tag_field="type", tag="stack"):
     seq_len: Annotated[int, Meta(ge=1)]
     flops: _Num
     identity: Places
+    growth: Annotated[tuple[GrownStack, ...], Meta(max_length=2)] = ()
     continued: _Folder
 
     @property
     def folders(self) -> set[str]:
         """Return the folders without which it is not told."""
-        return {*self.members, *self.stack.members, *self.identity.members, self.continued}
+        grown = (name for each in self.growth for name in each.stack.members)
+        return {*self.members, *self.stack.members, *self.identity.members, *grown, self.continued}
 
 
 class Experts(_Made, frozen=True, kw_only=True, tag_field="type", tag="experts"):
@@ -225,7 +243,7 @@ def require_names(names: Iterable[str]) -> None:
     Raises:
         ConfigError: a member is called as a part of a composed model is.
     """
-    if taken := [name for name in names if re.fullmatch(r"continued|mixture|(stack|identity)\.\d+", name)]:
+    if taken := [name for name in names if re.fullmatch(r"continued|mixture|(stack|identity|copy|depth)\.\d+", name)]:
         raise ConfigError(
             f"{taken[0]}: what is made here is called so. Give the member another name: weft compose member FOLDER "
             "--name NAME."

@@ -75,6 +75,18 @@ def hardware(line: str) -> Rows:
     return {**dict.fromkeys(always, ALWAYS), "--vram": (no_gpu,), "--check": (check,)}
 
 
+def asked(line: str) -> Rows:
+    """Return the rows of the options that say what a stack is."""
+    always = ("--how", "--handover", "--cut-last", "--cut-first", "--growth", "--steps", "--batch-size", "--seq-len")
+    return {
+        **dict.fromkeys(always, ALWAYS),
+        "--scale": (Refused(f"{line} --scale 2", "only --handover scaled has a scale"),),
+        "--exits": (Refused(f"{line} --exits all", "only --how joint trains by exits"),),
+        "--eta": (Refused(f"{line} --eta 2", "only --how sauce goes in rounds"),),
+        "--per-round": (Refused(f"{line} --per-round 2", "only --how sauce goes in rounds"),),
+    }
+
+
 STAY: Rows = dict.fromkeys(("--until", "--quiet", "--parent"), ALWAYS)
 ENDS: Rows = dict.fromkeys(("--report", "--log"), ALWAYS)
 LOGS = "logs are read from this machine's disk"
@@ -258,14 +270,10 @@ TABLE: dict[str, Rows] = {
     },
     "compose member": {"--name": ALWAYS, "--to": ALWAYS},
     "compose list": {"--json": ALWAYS},
-    "compose plan": {
-        **dict.fromkeys(("--how", "--handover", "--steps", "--batch-size", "--seq-len"), ALWAYS),
-        "--scale": (Refused("compose plan a b --scale 2", "only --handover scaled has a scale"),),
-    },
+    "compose plan": asked("compose plan a b"),
     "compose align": {
-        **dict.fromkeys(("--data", "--name", "--how", "--handover", "--steps", "--lr", "--batch-size"), ALWAYS),
-        **dict.fromkeys(("--seq-len", "--seed", "--device"), ALWAYS),
-        "--scale": (Refused("compose align a b --data x --name c --scale 2", "only --handover scaled has a scale"),),
+        **dict.fromkeys(("--data", "--name", "--lr", "--seed", "--device"), ALWAYS),
+        **asked("compose align a b --data x --name c"),
     },
     "compose loop": dict.fromkeys(
         (

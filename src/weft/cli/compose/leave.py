@@ -69,10 +69,13 @@ def leave(
     from weft.compose.experts.mixture import without
     from weft.compose.shelf import Shelf
 
+    def keep_control(inner: Path) -> None:
+        shutil.copytree(folder / told.continued, inner / told.continued)
+
     shelf = Shelf(begun(home, name), SystemClock())
-    if data is None:
-        record, write_control = left, lambda inner: shutil.copytree(folder / told.continued, inner / told.continued)
-    else:
+    record = left
+    write_control: Callable[[Path], None] = keep_control
+    if data is not None:
         record, write_control = _trained_on(home, folder, left, _Asked(data, lr, seed, device), shelf)
     config, vector = without(*read_mixture(folder / told.mixture), told.members.index(member))
     words, came_with = open_words(str(folder / record.best), home)
@@ -154,9 +157,7 @@ def _trained_on(
     opened, on = [open_trained(str(folder / name), home) for name in left.members], place(asked.device)
     text = texts(opened[0].tokenizer, asked.data, left.seq_len)
     if text.digest != left.text:
-        raise ConfigError(
-            f"--data: {left.name} was made with other text, and what it is told beside has read the same."
-        )
+        raise ConfigError(f"--data: {left.name} was made with other text, and its control reads the same. Name that.")
     alone = [float(losses(assemble(each.config, each.vector.to(on)), text.dev.to(on)).mean()) for each in opened]
     number = alone.index(min(alone))
     best, member = opened[number], read_member(folder / left.members[number])
