@@ -5,13 +5,14 @@
     of a stack
           stack.1/                      a member as it was trained in the stack
           identity.0/  identity.1/      the same training, with layers that change nothing yet in place of members
+          copy.1/  depth.1/             the same training, with copies of the lowest; if asked for
           continued/                    the best single member, trained on with the same compute
           maps.safetensors              of affine handovers, where there are any
     of experts that are asked together
           clusters.bin                  what each is about, where that decides who counts
     of a mixture
           mixture/                      one model, of the family mixtral
-          continued/                    as of a stack
+          continued/                    as of a stack; of who has left it nothing lies here
 
 A stack alone is never written: who reads it finds its controls beside it.
 """
@@ -38,6 +39,7 @@ from weft.compose.member import MEMBER, Member, read_member, require_name
 from weft.compose.space import Space
 from weft.compose.stacks.align import AlignConfig
 from weft.compose.stacks.body import body, gathered
+from weft.compose.stacks.grow import Growth
 from weft.compose.stacks.stack import AffineConfig, Seam, Stack
 from weft.config import Config
 from weft.errors import ConfigError, NoSuchRun, WireError
@@ -79,6 +81,19 @@ class Places(Config, frozen=True, kw_only=True):
     maps: _Folder
 
 
+class GrownStack(Config, frozen=True, kw_only=True):
+    """A control: the lowest member under copies of itself, trained as the stack was.
+
+    Args:
+        how: whole copies, or such that lack the layers where they meet.
+        flops: that its training took.
+    """
+
+    how: Growth
+    stack: Places
+    flops: _Num
+
+
 class _Made(Config, frozen=True, kw_only=True):
     """What is told of all that is made of members.
 
@@ -111,6 +126,7 @@ class Stacked(_Made, frozen=True, kw_only=True, tag_field="type", tag="stack"):
         batch_size, seq_len: of each step.
         flops: that all of it took, beside what the members took; the controls took as many each.
         identity: the lowest member under layers that changed nothing, trained as the stack was.
+        growth: other controls of its kind, if they were asked for.
         continued: the best single member on dev text, trained on with as many operations as the stack.
     """
 
@@ -120,12 +136,14 @@ class Stacked(_Made, frozen=True, kw_only=True, tag_field="type", tag="stack"):
     seq_len: Annotated[int, Meta(ge=1)]
     flops: _Num
     identity: Places
+    growth: Annotated[tuple[GrownStack, ...], Meta(max_length=2)] = ()
     continued: _Folder
 
     @property
     def folders(self) -> set[str]:
         """Return the folders without which it is not told."""
-        return {*self.members, *self.stack.members, *self.identity.members, self.continued}
+        grown = (name for each in self.growth for name in each.stack.members)
+        return {*self.members, *self.stack.members, *self.identity.members, *grown, self.continued}
 
 
 class Experts(_Made, frozen=True, kw_only=True, tag_field="type", tag="experts"):
@@ -161,6 +179,7 @@ class Merged(_Made, frozen=True, kw_only=True, tag_field="type", tag="mixture"):
         top: of how many of them a token is computed.
         thawed: what was trained, stage by stage.
         flops: that all stages took, beside what the members took; the control took as many.
+        left_flops: that members took who have left it, and whose share of the averages stays; None: nobody knows.
         mixture: the folder of the model, of the family mixtral.
         continued: the best single member on dev text, trained on with as many operations.
     """
@@ -170,6 +189,7 @@ class Merged(_Made, frozen=True, kw_only=True, tag_field="type", tag="mixture"):
     batch_size: Annotated[int, Meta(ge=1)]
     seq_len: Annotated[int, Meta(ge=1)]
     flops: _Num
+    left_flops: _Num | None = 0
     mixture: _Folder = "mixture"
     continued: _Folder = "continued"
 
@@ -191,12 +211,7 @@ def parts_of(config: ModelConfig, vector: Float32[Tensor, " num"], member: Membe
     Raises:
         ConfigError: it is of none, or its weights have other ends.
     """
-    if member.space is None:
-        raise ConfigError(
-            f"{member.name} has an embedding and a head of its own, so nothing can be put on it. Members of a stack "
-            "are trained between the same ends: `weft compose space` writes some, and a run with [model] type = "
-            '"space" trains there.'
-        )
+    require_space(member)
     whole = assemble(config, vector)
     ends = (whole.embed.weight, whole.norm.weight, whole.head_weight)
     embed, norm, head = (each.detach().clone() for each in ends)
@@ -210,12 +225,25 @@ def parts_of(config: ModelConfig, vector: Float32[Tensor, " num"], member: Membe
     return space, body(config, gathered(config, middle(config), named))
 
 
+def require_space(member: Member) -> None:
+    """
+    Raises:
+        ConfigError: a member is of no space.
+    """
+    if member.space is None:
+        raise ConfigError(
+            f"{member.name} has an embedding and a head of its own, so nothing can be put on it. Members of a stack "
+            "are trained between the same ends: `weft compose space` writes some, and a run with [model] type = "
+            '"space" trains there.'
+        )
+
+
 def require_names(names: Iterable[str]) -> None:
     """
     Raises:
         ConfigError: a member is called as a part of a composed model is.
     """
-    if taken := [name for name in names if re.fullmatch(r"continued|mixture|(stack|identity)\.\d+", name)]:
+    if taken := [name for name in names if re.fullmatch(r"continued|mixture|(stack|identity|copy|depth)\.\d+", name)]:
         raise ConfigError(
             f"{taken[0]}: what is made here is called so. Give the member another name: weft compose member FOLDER "
             "--name NAME."

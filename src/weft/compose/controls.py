@@ -4,6 +4,8 @@
     controls      best single      the member that was best on dev text
                   ensemble         the members asked together, each for as much
                   identity         layers that change nothing in place of the upper members, trained as the stack was
+                  copy             copies of the lowest member in place of the upper ones, trained likewise
+                  depth up-scaling the same without the layers where they meet; both if asked for
                   continued        the best single, trained on with as many operations as the stack
                   monolith         one model, trained with all operations that members and stack took
 
@@ -34,7 +36,7 @@ from weft.errors import ConfigError
 
 TIE = 0.015
 
-Control = Literal["best single", "ensemble", "identity", "continued", "monolith", "seed"]
+Control = Literal["best single", "ensemble", "identity", "copy", "depth up-scaling", "continued", "monolith", "seed"]
 OF_STACKS: tuple[Control, ...] = ("best single", "ensemble", "identity", "continued", "monolith")
 OF_EXPERTS: tuple[Control, ...] = ("best single", "ensemble", "monolith")
 OF_MIXTURES: tuple[Control, ...] = ("best single", "ensemble", "continued", "monolith")

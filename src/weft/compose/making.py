@@ -2,13 +2,16 @@
 
     stack        the members, aligned in the ways that were asked for, one after the other
     identity     the lowest member under layers that change nothing yet, aligned likewise
+    copy         the lowest member under copies of itself, aligned likewise
+    depth        the same without the layers where they meet (depth up-scaling: `stacks.grow`)
     continued    the member that is best on dev text, alone, for as many operations
 
-The controls are no extra. Any training makes a stack better than it was, and only they tell whether the upper members
-were worth having. They read the same text, batch after batch, drawn by the same numbers.
+The controls are no extra, but for copy and depth, which are made if asked for. Any training makes a stack better than
+it was, and only they tell whether the upper members were worth having. They read the same text, batch after batch,
+drawn by the same numbers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -30,20 +33,45 @@ from weft.compose.stacks.align import (
     plan,
 )
 from weft.compose.stacks.body import body, identity, vector_of
+from weft.compose.stacks.grow import Growth, usual_dropped
 from weft.compose.stacks.sauce import SauceConfig
-from weft.compose.stacks.stack import AffineConfig, PostConfig, PreConfig, Seam, Stack
+from weft.compose.stacks.stack import AffineConfig, Handover, PostConfig, PreConfig, Seam, Stack
 from weft.data.rows import Batch
 from weft.errors import ConfigError
-from weft.ids import Digest
+from weft.ids import Digest, several
 from weft.model.transformer import SectionModule
 
 How = Literal["stitch", "one-way", "sauce", "joint"]
 LAYERS_SEED = 9  # of the matrices of layers that change nothing yet
 
 
-def ways_of(how: Sequence[How], num: int, training: DescentConfig) -> tuple[AlignConfig, ...]:
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """What some ways are told beside how they train.
+
+    Args:
+        exits: of "joint".
+        eta, per_round: of "sauce"; None: as is usual.
+    """
+
+    exits: Literal["last", "all"] = "last"
+    eta: float | None = None
+    per_round: int | None = None
+
+    def sauce(self, training: DescentConfig, member: int) -> SauceConfig:
+        usual = SauceConfig(training=training, member=member)
+        return msgspec.structs.replace(
+            usual,
+            eta=usual.eta if self.eta is None else self.eta,
+            per_round=usual.per_round if self.per_round is None else self.per_round,
+        )
+
+
+def ways_of(
+    how: Sequence[How], num: int, training: DescentConfig, tuned: Tuned | None = None
+) -> tuple[AlignConfig, ...]:
     """Return the trainings of a stack of `num` members: from below where a member reads, from above where it writes."""
-    found: list[AlignConfig] = []
+    tuned, found = tuned or Tuned(), list[AlignConfig]()
     for each in how:
         match each:
             case "stitch":
@@ -51,18 +79,18 @@ def ways_of(how: Sequence[How], num: int, training: DescentConfig) -> tuple[Alig
             case "one-way":
                 found += [OnewayConfig(training=training, member=member) for member in range(1, num)]
             case "sauce":
-                found += [SauceConfig(training=training, member=member) for member in reversed(range(num - 1))]
+                found += [tuned.sauce(training, member) for member in reversed(range(num - 1))]
             case "joint":
-                found.append(JointConfig(training=training))
+                found.append(JointConfig(training=training, exits=tuned.exits))
     return tuple(found)
 
 
-def require_ways(how: Sequence[How], seam: Seam) -> None:
+def require_ways(how: Sequence[How], handover: Handover) -> None:
     """
     Raises:
         ConfigError: a way does not begin from what is between the members, or from what another way leaves there.
     """
-    is_post, is_pre = isinstance(seam.handover, PostConfig), isinstance(seam.handover, PreConfig)
+    is_post, is_pre = isinstance(handover, PostConfig), isinstance(handover, PreConfig)
     if not how:
         raise ConfigError("no way of aligning. Name one or more: stitch, one-way, sauce, joint.")
     if "stitch" in how and is_pre:
@@ -75,9 +103,9 @@ def require_ways(how: Sequence[How], seam: Seam) -> None:
         )
 
 
-def usual_seam(how: Sequence[How]) -> Seam:
-    """Return what is between members where nobody says: raw, where all train at once, as between a decoder's layers."""
-    return Seam(handover=PreConfig() if set(how) <= {"joint"} else PostConfig())
+def usual_handover(how: Sequence[How]) -> Handover:
+    """Return how members hand over where nobody says: raw, where all train at once, as between a decoder's layers."""
+    return PreConfig() if set(how) <= {"joint"} else PostConfig()
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +114,10 @@ class Work:
 
     Args:
         bodies: of the members, the lowest first.
+        growth: controls beside those that always are made.
+
+    Raises:
+        ConfigError: the lowest member cannot be grown so.
     """
 
     space: Space
@@ -94,6 +126,11 @@ class Work:
     how: tuple[AlignConfig, ...]
     batch_size: int
     seq_len: int
+    growth: tuple[Growth, ...] = ()
+
+    def __post_init__(self) -> None:
+        for how in self.growth:
+            self.grown(how)  # what cannot be grown is said before anything is trained
 
     @property
     def stack(self) -> Stack:
@@ -108,19 +145,43 @@ class Work:
         ]
         return Stack(self.space, (self.bodies[0], *upper), self.seams)
 
+    def grown(self, how: Growth) -> Stack:
+        """Return the lowest member, grown to as many bodies as the stack has.
+
+        Raises:
+            ConfigError: it has too few layers.
+        """
+        lowest, num = self.bodies[0], len(self.bodies)
+        match how:
+            case "copy":
+                seams = self.seams
+            case "depth":
+                cut = usual_dropped(lowest.config.num_layers)
+                if (least := (cut if num == 2 else 2 * cut) + 1) > lowest.config.num_layers:
+                    raise ConfigError(
+                        f"growth by depth: where copies meet {several(cut, 'layer')} of each are left out, and the "
+                        f"lowest member has {lowest.config.num_layers} in all. It takes {least}; grow by a copy."
+                    )
+                seams = tuple(msgspec.structs.replace(each, cut_last=cut, cut_first=cut) for each in self.seams)
+        return Stack(self.space, (lowest,) * num, seams)
+
     def single(self, number: int) -> Stack:
         return Stack(self.space, (self.bodies[number],))
 
     # --- what it takes; of bodies without memory, too ---
 
-    def plans(self) -> list[Plan]:
-        """Return what each training of the stack takes."""
-        return [plan(each, self.stack, self.batch_size, self.seq_len) for each in self.how]
+    def plans(self, stack: Stack | None = None) -> list[Plan]:
+        """Return what each training of the stack takes, or of another in its place."""
+        return [plan(each, stack or self.stack, self.batch_size, self.seq_len) for each in self.how]
 
-    def taken(self, number: int) -> tuple[int, int]:
-        """Return the tokens and operations of the trainings that change a member; of those of all, its part."""
+    def taken(self, number: int, stack: Stack | None = None) -> tuple[int, int]:
+        """Return the tokens and operations of the trainings that change a member; of those of all, its part.
+
+        Args:
+            stack: as of `plans`.
+        """
         tokens, flops = 0, 0.0
-        for config, each in zip(self.how, self.plans(), strict=True):
+        for config, each in zip(self.how, self.plans(stack), strict=True):
             match config:
                 case JointConfig():
                     tokens, flops = tokens + each.num_tokens, flops + each.flops / len(self.bodies)
@@ -133,7 +194,11 @@ class Work:
     @property
     def flops(self) -> int:
         """Of all trainings of the stack; of the identity's they are as many."""
-        return int(sum(each.flops for each in self.plans()))
+        return self.flops_of(self.stack)
+
+    def flops_of(self, stack: Stack) -> int:
+        """Return those of another stack that is trained likewise."""
+        return int(sum(each.flops for each in self.plans(stack)))
 
     def continued(self, best: int) -> ContinueConfig:
         """Return how a single member is trained on, to take as many operations as the stack."""
@@ -146,7 +211,8 @@ class Work:
 
     def num_steps(self, best: int) -> int:
         """Return how many steps `make` takes in all."""
-        return 2 * sum(each.training.steps for each in self.how) + self.continued(best).training.steps
+        num = 2 + len(self.growth)
+        return num * sum(each.training.steps for each in self.how) + self.continued(best).training.steps
 
     def digest(self, text: Digest) -> Digest:
         """Return what names all that the trainings depend on.
@@ -155,7 +221,7 @@ class Work:
             text: names what is trained on, and what the best is chosen by.
         """
         parts = [self.space.digest, *(numbers_digest(vector_of(each)) for each in self.bodies), text]
-        told = msgspec.to_builtins((self.seams, self.how, self.batch_size, self.seq_len))
+        told = msgspec.to_builtins((self.seams, self.how, self.batch_size, self.seq_len, self.growth))
         return wire.digest(msgspec.json.encode([parts, told]))
 
 
@@ -163,6 +229,7 @@ class Work:
 class Made:
     stack: Stack
     identity: Stack
+    grown: Mapping[Growth, Stack]
     continued: SectionModule
 
 
@@ -186,9 +253,10 @@ def make(work: Work, best: int, draw: Draw, shelf: Shelf, on_step: Callable[[], 
         NotFinite: a training has diverged.
     """
     stack = _aligned("stack", work, work.stack, draw, shelf, on_step)
-    grown = _aligned("identity", work, work.identity, draw, shelf, on_step)
+    identity = _aligned("identity", work, work.identity, draw, shelf, on_step)
+    grown = {how: _aligned(how, work, work.grown(how), draw, shelf, on_step) for how in work.growth}
     single = _trained("continued", work.continued(best), work.single(best), draw, shelf, on_step)
-    return Made(stack, grown, single.bodies[0])
+    return Made(stack, identity, grown, single.bodies[0])
 
 
 def _aligned(name: str, work: Work, stack: Stack, draw: Draw, shelf: Shelf, on_step: Callable[[], None]) -> Stack:

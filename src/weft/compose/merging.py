@@ -16,6 +16,7 @@ from weft.compose.shelf import Shelf, later, through
 from weft.compose.space import numbers_digest
 from weft.cost.training import flops_per_token
 from weft.ids import Digest
+from weft.model.config import ModelConfig
 from weft.training.device import decoder
 
 Numbers = Float32[Tensor, " num"]
@@ -50,8 +51,7 @@ class Merge:
     @property
     def continued(self) -> DescentConfig:
         """How the best expert is trained on: for as many operations."""
-        a_step = self.batch_size * self.seq_len * flops_per_token(decoder(self.config.model), self.seq_len)
-        steps = max(1, round(self.flops / a_step))
+        steps = continued_steps(self.config.model, self.flops, self.batch_size, self.seq_len)
         warmup = min(self.training.warmup_steps, steps)
         return msgspec.structs.replace(self.training, steps=steps, warmup_steps=warmup)
 
@@ -76,9 +76,25 @@ class Merge:
             text = later(draw, number * self.training.steps)
             begin = partial(MixtureDescent, self.training, self.config, vector.to(device), stage, text)
             vector = through(stage, self.training.steps, begin, _vector, shelf, on_step)["vector"]
-        begin_single = partial(WholeDescent, self.continued, self.config.model, self.single, draw)
-        single = through("continued", self.continued.steps, begin_single, _vector, shelf, on_step)["vector"]
+        single = continued(self.continued, self.config.model, self.single, draw, shelf, on_step)
         return vector, single
+
+
+def continued_steps(model: ModelConfig, flops: int, batch_size: int, seq_len: int) -> int:
+    """Return how many steps of a single model take so many operations."""
+    return max(1, round(flops / (batch_size * seq_len * flops_per_token(decoder(model), seq_len))))
+
+
+def continued(
+    training: DescentConfig, model: ModelConfig, vector: Numbers, draw: Draw, shelf: Shelf, on_step: Callable[[], None]
+) -> Numbers:
+    """Return the vector of a single expert after it was trained on; arguments as of `making.make`.
+
+    Raises:
+        NotFinite: it has diverged.
+    """
+    begin = partial(WholeDescent, training, model, vector, draw)
+    return through("continued", training.steps, begin, _vector, shelf, on_step)["vector"]
 
 
 def _vector(descent: MixtureDescent | WholeDescent) -> dict[str, Tensor]:

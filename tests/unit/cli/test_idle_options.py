@@ -48,6 +48,7 @@ ALWAYS: tuple[Refused, ...] = ()
 
 TRAIN = "cli/run/test_train.py"
 SETTINGS = "cli/test_settings.py"
+LEAVE = "cli/compose/test_leave.py"
 
 
 def here(line: str) -> Rows:
@@ -72,6 +73,18 @@ def hardware(line: str) -> Rows:
     always = ("--device", "--threads", "--memory", "--cores", "--hours", "--code")
     check = Shown("launch/test_corpus.py", "test_where_nobody_is_audited_a_check_has_no_effect")
     return {**dict.fromkeys(always, ALWAYS), "--vram": (no_gpu,), "--check": (check,)}
+
+
+def asked(line: str) -> Rows:
+    """Return the rows of the options that say what a stack is."""
+    always = ("--how", "--handover", "--cut-last", "--cut-first", "--growth", "--steps", "--batch-size", "--seq-len")
+    return {
+        **dict.fromkeys(always, ALWAYS),
+        "--scale": (Refused(f"{line} --scale 2", "only --handover scaled has a scale"),),
+        "--exits": (Refused(f"{line} --exits all", "only --how joint trains by exits"),),
+        "--eta": (Refused(f"{line} --eta 2", "only --how sauce goes in rounds"),),
+        "--per-round": (Refused(f"{line} --per-round 2", "only --how sauce goes in rounds"),),
+    }
 
 
 STAY: Rows = dict.fromkeys(("--until", "--quiet", "--parent"), ALWAYS)
@@ -257,15 +270,26 @@ TABLE: dict[str, Rows] = {
     },
     "compose member": {"--name": ALWAYS, "--to": ALWAYS},
     "compose list": {"--json": ALWAYS},
-    "compose plan": {
-        **dict.fromkeys(("--how", "--handover", "--steps", "--batch-size", "--seq-len"), ALWAYS),
-        "--scale": (Refused("compose plan a b --scale 2", "only --handover scaled has a scale"),),
-    },
+    "compose plan": asked("compose plan a b"),
     "compose align": {
-        **dict.fromkeys(("--data", "--name", "--how", "--handover", "--steps", "--lr", "--batch-size"), ALWAYS),
-        **dict.fromkeys(("--seq-len", "--seed", "--device"), ALWAYS),
-        "--scale": (Refused("compose align a b --data x --name c --scale 2", "only --handover scaled has a scale"),),
+        **dict.fromkeys(("--data", "--name", "--lr", "--seed", "--device"), ALWAYS),
+        **asked("compose align a b --data x --name c"),
     },
+    "compose loop": dict.fromkeys(
+        (
+            "--data",
+            "--name",
+            "--kind",
+            "--entropy",
+            "--steps",
+            "--lr",
+            "--batch-size",
+            "--seq-len",
+            "--seed",
+            "--device",
+        ),
+        ALWAYS,
+    ),
     "compose select": dict.fromkeys(("--data", "--depth", "--beam", "--seq-len", "--device", "--json"), ALWAYS),
     "compose split": {
         **dict.fromkeys(("--data", "--clusters", "--heldout"), ALWAYS),
@@ -281,6 +305,13 @@ TABLE: dict[str, Rows] = {
         ("--data", "--name", "--top", "--thaw", "--steps", "--lr", "--batch-size", "--seq-len", "--seed", "--device"),
         ALWAYS,
     ),
+    "compose leave": {
+        "--name": ALWAYS,
+        **dict.fromkeys(
+            ("--data", "--lr", "--seed", "--device"),
+            (Shown(LEAVE, "test_who_was_not_the_best_takes_no_control_along"),),
+        ),
+    },
     "compose route": dict.fromkeys(
         (
             "--data",

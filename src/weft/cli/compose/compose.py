@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.compose import evaluate, experts, merge, paths, stacks
+from weft.cli.compose import evaluate, experts, leave, loop, merge, paths, stacks
 from weft.cli.compose.parts import AsJson
 from weft.cli.home import find_checkpoint, home_of
 from weft.cli.terminal import WorkLine, say_loading, tell
@@ -42,9 +42,11 @@ def make_app() -> typer.Typer:
     app.command("select")(stacks.select)
     app.command("plan")(stacks.plan)
     app.command("align")(stacks.align)
+    app.command("loop")(loop.loop)
     app.command("split")(experts.split)
     app.command("mix")(experts.mix)
     app.command("merge")(merge.merge)
+    app.command("leave")(leave.leave)
     app.command("route")(paths.route)
     app.command("path")(paths.path)
     app.command("evaluate")(evaluate.evaluate)

@@ -28,6 +28,8 @@ _SAID: "dict[Control, str]" = {
     "best single": "best single member",
     "ensemble": "members asked together, alike",
     "identity": "layers that change nothing, trained alike",
+    "copy": "copies of the lowest, trained alike",
+    "depth up-scaling": "the lowest, deeper by itself, trained alike",
     "continued": "best single member, trained on",
     "monolith": "one model, trained whole",
     "seed": "what all paths began as",
@@ -123,7 +125,7 @@ def _stack(folder: Path, told: "Stacked", home: Path, device: str, text: "Batch"
     from weft.compose.member import read_member
 
     read = reader(home, device)
-    stack, grown = (read_stack(folder, each, read) for each in (told.stack, told.identity))
+    stack, identity = (read_stack(folder, each, read) for each in (told.stack, told.identity))
     apart = [read_stack(folder, _alone(name), read) for name in told.members]
     continued = read_stack(folder, _alone(told.continued), read)
     here = text.to(stack.space.embed.device)
@@ -140,6 +142,11 @@ def _stack(folder: Path, told: "Stacked", home: Path, device: str, text: "Batch"
         return base + told.flops if base else None
 
     exits = range(len(told.members) - 1)
+    grown: dict[Control, Row] = {}
+    for each in told.growth:
+        took = flops[0] + each.flops if flops[0] else None
+        name: Control = "copy" if each.how == "copy" else "depth up-scaling"
+        grown[name] = Row(name, read_stack(folder, each.stack, read).losses(here), took)
     return Report(
         composed=Row(told.name, stack.losses(here), on(together)),
         exits=tuple(Row(told.members[number], stack.losses(here, exit=number), None) for number in exits),
@@ -148,7 +155,8 @@ def _stack(folder: Path, told: "Stacked", home: Path, device: str, text: "Batch"
         controls={
             "best single": alone[best],
             "ensemble": Row("ensemble", ensemble([each.logits for each in apart], here), together),
-            "identity": Row("identity", grown.losses(here), on(flops[0])),
+            "identity": Row("identity", identity.losses(here), on(flops[0])),
+            **grown,
             "continued": Row("continued", continued.losses(here), on(flops[best])),
             "monolith": _monolith(monolith, home, device, here),
         },
@@ -190,8 +198,9 @@ def _merged(folder: Path, told: "Merged", home: Path, device: str, text: "Batch"
     config, vector = read_mixture(folder / told.mixture)
     mixture, _ = over(config, vector.to(here.tokens.device))
     continued = assemble(*reader(home, device)(folder / told.continued))
+    took = None if together is None or told.left_flops is None else together + told.flops + told.left_flops
     return Report(
-        composed=Row(told.name, losses(mixture.eval(), here), together + told.flops if together else None),
+        composed=Row(told.name, losses(mixture.eval(), here), took),
         exits=(),
         members=alone,
         needed=OF_MIXTURES,

@@ -6,13 +6,13 @@ weft serve one
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli.compose.opened import Single
 from weft.cli.compose.parts import (
     USUAL_BATCH,
     USUAL_LR,
@@ -40,7 +40,6 @@ from weft.progress import Meter
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from weft.cli.model.trained import Trained
     from weft.compose.merging import Merge
 
 
@@ -119,31 +118,19 @@ def merge(
     draw = windows(text.train, length, batch_size, seed)
     with Meter("merging", "steps", WorkLine(), clock, work.num_steps) as meter:
         mixed, continued = work.make(lambda number: draw(number).to(on), shelf, meter.add)
-    _write(folder, there, work, mixed, _Single(opened[best], there[best], continued), text.digest)
+    _write(folder, there, work, mixed, Single(opened[best], there[best].member, continued), text.digest)
     shelf.remove()
     typer.echo(str(folder))
     tell(f"what it is worth beside its controls: weft compose evaluate {name} --data TEXT --monolith MEMBER")
     tell(f"to ask it: weft serve {name}")
 
 
-@dataclass(frozen=True, eq=False)
-class _Single:
-    """The best member, and what it was trained on to."""
-
-    trained: "Trained"
-    known: Known
-    vector: "Tensor"
-
-
-def _write(folder: Path, there: Sequence[Known], work: "Merge", mixed: "Tensor", single: _Single, text: Digest) -> None:
+def _write(folder: Path, there: Sequence[Known], work: "Merge", mixed: "Tensor", single: Single, text: Digest) -> None:
     from weft.compose.composed import Merged, write_composed
     from weft.compose.experts.mixtral import write_mixture
     from weft.compose.member import Origin
-    from weft.compose.registry import write_member
-    from weft.store.chunks import raw
-    from weft.wire import digest
 
-    before, continued = single.known.member, replace(single.trained, vector=single.vector)
+    before = single.member
     record = Merged(
         name=folder.name,
         members=tuple(each.member.name for each in there),
@@ -157,13 +144,12 @@ def _write(folder: Path, there: Sequence[Known], work: "Merge", mixed: "Tensor",
     )
     tokens = work.continued.steps * work.batch_size * work.seq_len
     origin = Origin(how="continued", of=(before.weights,), tokens=tokens, flops=work.flops)
-    member = before.trained_on(record.continued, before.model, digest(raw(single.vector)), origin)
 
     def write_parts(inner: Path) -> None:
         for each in there:
             shutil.copytree(each.folder, inner / each.member.name)
-        write_member(inner / record.continued, member, continued.export)
-        words, came_with = single.trained.tokenizer, single.trained.came_with
+        single.write(inner, record.continued, origin)
+        words, came_with = single.base.tokenizer, single.base.came_with
         write_mixture(
             inner / record.mixture, work.config, mixed, words.to_json(), stop_id=words.end_of_text, came_with=came_with
         )

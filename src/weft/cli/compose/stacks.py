@@ -9,21 +9,17 @@ weft compose export both FOLDER                              one Hugging Face fo
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec import UNSET
 
+from weft.cli.compose.opened import Opened, Part, opened_of
 from weft.cli.compose.parts import (
     MOST_CHOSEN,
-    USUAL_BATCH,
     USUAL_LR,
-    USUAL_STEPS,
     AsJson,
-    BatchSize,
     Device,
     HeldOut,
     Known,
@@ -41,8 +37,9 @@ from weft.cli.compose.parts import (
     texts,
     training_of,
 )
+from weft.cli.compose.ways import Asked
 from weft.cli.home import home_of
-from weft.cli.settings import refuse_idle
+from weft.cli.options import spread
 from weft.cli.terminal import WorkLine, say_loading, tell
 from weft.clock import SystemClock
 from weft.dashboard import figures
@@ -51,91 +48,40 @@ from weft.ids import Digest, several
 from weft.progress import Meter
 
 if TYPE_CHECKING:
-    from weft.cli.model.trained import Trained
-    from weft.compose.descent import DescentConfig
-    from weft.compose.making import How, Made, Work
-    from weft.compose.member import Member, Origin
+    from weft.compose.composed import Places
+    from weft.compose.making import Made, Work
+    from weft.compose.member import How, Member
     from weft.compose.space import Space
-    from weft.compose.stacks.stack import Seam
+    from weft.compose.stacks.stack import Seam, Stack
     from weft.model.transformer import SectionModule
 
 
-class Way(StrEnum):
-    stitch = "stitch"
-    one_way = "one-way"
-    sauce = "sauce"
-    joint = "joint"
-
-
-class Handover(StrEnum):
-    post = "post"
-    pre = "pre"
-    scaled = "scaled"
-
-
-Ways = Annotated[
-    list[Way] | None,
-    typer.Option(
-        "--how",
-        help="one-way: who reads is trained. sauce: who writes. stitch: a map between them. joint: all at once. "
-        "Several are done one after the other. [default: one-way]",
-        show_default=False,
-    ),
-]
-Between = Annotated[
-    Handover | None,
-    typer.Option(
-        "--handover",
-        help="What the next member reads: post, at the scale of an embedding; pre, as it is; scaled, by --scale. "
-        "[default: pre for joint alone, else post]",
-        show_default=False,
-    ),
-]
-Scale = Annotated[float, typer.Option(help="Of --handover scaled.", min=1e-3, max=1e4)]
-Steps = Annotated[int, typer.Option(help="Training steps of each way.", min=1)]
-
-
-def plan(
-    context: typer.Context,
-    members: Members,
-    how: Ways = None,
-    handover: Between = None,
-    scale: Scale = 1.0,
-    steps: Steps = USUAL_STEPS,
-    batch_size: BatchSize = USUAL_BATCH,
-    seq_len: SeqLen = None,
-) -> None:
+@spread
+def plan(context: typer.Context, members: Members, asked: Asked) -> None:
     """Show what aligning members takes, what its controls take, and what is moved. No weights are read."""
-    ways = _ways(how)
-    seam = _seam(context, ways, handover, scale)
+    seams = asked.seams(context, len(members))
     told = [each.member for each in _stackable(context, members)]
     from weft.compose.stacks.body import unattached
 
     bodies = tuple(unattached(each.model) for each in told)
-    length = seq_len_of(told, seq_len)
-    work = _work(_shape(told[0]), bodies, seam, ways, training_of(steps, USUAL_LR), batch_size, length)
-    for line in _planned(work, told, ways):
+    work = _work(_shape(told[0]), bodies, asked, seams, (USUAL_LR, seq_len_of(told, asked.seq_len)))
+    for line in _planned(work, told, asked.ways):
         typer.echo(line)
 
 
+@spread
 def align(
     context: typer.Context,
     members: Members,
     data: TrainedOn,
     name: NewName,
-    how: Ways = None,
-    handover: Between = None,
-    scale: Scale = 1.0,
-    steps: Steps = USUAL_STEPS,
+    asked: Asked,
     lr: Annotated[float, typer.Option(help="Peak learning rate.", min=1e-9, max=10.0)] = USUAL_LR,
-    batch_size: BatchSize = USUAL_BATCH,
-    seq_len: SeqLen = None,
     seed: Annotated[int, typer.Option(help="Of which samples are drawn.", min=0)] = 0,
     device: Device = "auto",
 ) -> None:
     """Put members one on the other, train them, and train their controls. What was stopped goes on by the same line."""
-    ways, home = _ways(how), home_of(context)
-    seam = _seam(context, ways, handover, scale)
+    home, seams = home_of(context), asked.seams(context, len(members))
     there, folder = _stackable(context, members), new_place(context, name)
     say_loading()
     from weft.compose.composed import begun
@@ -144,15 +90,15 @@ def align(
     from weft.compose.shelf import Shelf
     from weft.wire import digest
 
-    opened = [_opened(each, home, device) for each in there]
-    length = seq_len_of([each.member for each in there], seq_len)
+    opened = [opened_of(each, home, device) for each in there]
+    length = seq_len_of([each.member for each in there], asked.seq_len)
     space, bodies = opened[0].space, tuple(each.body for each in opened)
-    work = _work(space, bodies, seam, ways, training_of(steps, lr), batch_size, length)
+    work = _work(space, bodies, asked, seams, (lr, length))
     text, on, clock = texts(opened[0].trained.tokenizer, data, length), space.embed.device, SystemClock()
     best = best_of(work, text.dev.to(on))
     shelf = Shelf(begun(home, name), clock)
     shelf.open(work.digest(digest(f"{text.digest} {seed}".encode())))
-    draw = windows(text.train, length, batch_size, seed)
+    draw = windows(text.train, length, asked.batch_size, seed)
     with Meter("aligning", "steps", WorkLine(), clock, work.num_steps(best)) as meter:
         made = make(work, best, lambda number: draw(number).to(on), shelf, meter.add)
     _write(folder, work, opened, made, best, text.digest)
@@ -176,7 +122,7 @@ def select(
     say_loading()
     from weft.compose.stacks.select import matrix, search
 
-    opened = [_opened(each, home, device) for each in there]
+    opened = [opened_of(each, home, device) for each in there]
     length = seq_len_of([each.member for each in there], seq_len)
     space, bodies = opened[0].space, {each.known.member.name: each.body for each in opened}
     text, _ = samples(opened[0].trained.tokenizer, data, length, MOST_CHOSEN)
@@ -209,7 +155,10 @@ def select(
     tell(
         "scale: how large what goes in is, by an embedding. Beside something large what the upper member adds is small."
     )
-    tell("weft compose align trains them, and their controls")
+    if (best := next((each for each in found if each.alphas), None)) is not None:
+        scales = " ".join(f"--scale {alpha:g}" for alpha in best.alphas)
+        line = f"weft compose align {' '.join(best.order)} --handover scaled {scales} --data TEXT --name NEW"
+        tell(f"to train the best of them, and its controls: {line}")
 
 
 def export(
@@ -250,14 +199,6 @@ def export(
 # --- what was asked for ---
 
 
-@dataclass(frozen=True, eq=False)
-class _Opened:
-    known: Known
-    trained: "Trained"
-    space: "Space"
-    body: "SectionModule"
-
-
 def _stackable(context: typer.Context, given: Sequence[str]) -> list[Known]:
     from weft.compose.composed import require_one_space
 
@@ -272,51 +213,19 @@ def _stackable(context: typer.Context, given: Sequence[str]) -> list[Known]:
     return found
 
 
-def _opened(there: Known, home: Path, device: str) -> _Opened:
-    from weft.cli.model.trained import open_trained, place
-    from weft.compose.composed import parts_of
-
-    trained = open_trained(str(there.folder), home)
-    space, body = parts_of(trained.config, trained.vector.to(place(device)), there.member)
-    return _Opened(there, trained, space, body)
-
-
-def _ways(how: list[Way] | None) -> "list[How]":
-    return [each.value for each in how or [Way.one_way]]
-
-
-def _seam(context: typer.Context, ways: "list[How]", handover: Handover | None, scale: float) -> "Seam":
-    from weft.compose.making import require_ways, usual_seam
-    from weft.compose.stacks.stack import PostConfig, PreConfig, ScaledConfig, Seam
-
-    if handover is not Handover.scaled:
-        refuse_idle(context, "only --handover scaled has a scale", "scale")
-    match handover:
-        case None:
-            seam = usual_seam(ways)
-        case Handover.post:
-            seam = Seam(handover=PostConfig())
-        case Handover.pre:
-            seam = Seam(handover=PreConfig())
-        case Handover.scaled:
-            seam = Seam(handover=ScaledConfig(alpha=scale))
-    require_ways(ways, seam)
-    return seam
-
-
 def _work(
     space: "Space",
     bodies: "tuple[SectionModule, ...]",
-    seam: "Seam",
-    ways: "list[How]",
-    training: "DescentConfig",
-    batch_size: int,
-    seq_len: int,
+    asked: Asked,
+    seams: "tuple[Seam, ...]",
+    tuned: tuple[float, int],
 ) -> "Work":
-    from weft.compose.making import Work, ways_of
+    """Return what is asked for, with a learning rate and so many tokens of a sample."""
+    from weft.compose.making import Work
 
-    num = len(bodies)
-    return Work(space, bodies, (seam,) * (num - 1), ways_of(ways, num, training), batch_size, seq_len)
+    lr, seq_len = tuned
+    how = asked.trainings(len(bodies), training_of(asked.steps, lr))
+    return Work(space, bodies, seams, how, asked.batch_size, seq_len, asked.grown)
 
 
 def _shape(member: "Member") -> "Space":
@@ -348,6 +257,7 @@ def _planned(work: "Work", told: "Sequence[Member]", ways: Sequence[str]) -> lis
         f"computed   {work.flops:.3g} operations",
         "controls   as much for layers that change nothing, in place of the upper members; as much for the best single "
         f"member, trained on ({several(work.continued(0).training.steps, 'step')} if it is {told[0].name})",
+        *(f"{f'by {how}':10} {work.flops_of(work.grown(how)):.3g} operations more" for how in work.growth),
     ]
     if not all(apart):
         return [*lines, "monolith   what the members took is not known, so neither is how long to train one model"]
@@ -363,36 +273,24 @@ def _planned(work: "Work", told: "Sequence[Member]", ways: Sequence[str]) -> lis
 # --- what was made ---
 
 
-def _write(folder: Path, work: "Work", opened: Sequence[_Opened], made: "Made", best: int, text: Digest) -> None:
+def _write(folder: Path, work: "Work", opened: Sequence[Opened], made: "Made", best: int, text: Digest) -> None:
     """Write a composed model: members as they came, what was trained of them, and the controls."""
-    from weft.compose.composed import Places, Stacked, maps_of, write_composed
-    from weft.compose.making import changed
+    from weft.compose.composed import GrownStack, Stacked, maps_of, write_composed
     from weft.compose.member import Origin
 
-    names = tuple(each.known.member.name for each in opened)
-    of = tuple(each.known.member.weights for each in opened)
-
-    def told(name: str, how: str) -> "tuple[Places, list[_Part]]":
-        stack = made.stack if name == "stack" else made.identity
-
-        def origin(place: int) -> Origin:
-            tokens, flops = work.taken(place)
-            return Origin(how=how, of=of, tokens=tokens, flops=flops)  # type: ignore[arg-type]  # one of `How`
-
-        is_new = changed(work.stack, stack)
-        parts = [
-            _Part(f"{name}.{place}", opened[place], stack.bodies[place], origin(place))
-            for place in range(len(names))
-            if is_new[place]
-        ]
-        members = tuple(f"{name}.{place}" if new else names[place] for place, new in enumerate(is_new))
-        return Places(members=members, seams=stack.seams, maps=name), parts
-
-    stack, parts = told("stack", _told_as(work))
-    identity, others = told("identity", "identity")
+    stack, parts = _placed("stack", _told_as(work), work, opened, (work.stack, made.stack))
+    identity, others = _placed("identity", "identity", work, opened, (work.stack, made.identity))
+    base, names = opened[best].known.member, tuple(each.known.member.name for each in opened)
     num_tokens = work.continued(best).training.steps * work.batch_size * work.seq_len
-    on = Origin(how="continued", of=(of[best],), tokens=num_tokens, flops=work.flops)
-    parts = [*parts, *others, _Part("continued", opened[best], made.continued, on)]
+    on = Origin(how="continued", of=(base.weights,), tokens=num_tokens, flops=work.flops)
+    parts = [*parts, *others, Part("continued", opened[best], made.continued, on)]
+    growth, maps = [], maps_of(stack, made.stack) | maps_of(identity, made.identity)
+    for how, grown in made.grown.items():
+        begun = work.grown(how)
+        told_as: How = "copy" if how == "copy" else "depth up-scaling"
+        places, others = _placed(how, told_as, work, [opened[0]] * len(opened), (begun, grown))
+        parts, maps = [*parts, *others], maps | maps_of(places, grown)
+        growth.append(GrownStack(how=how, stack=places, flops=work.flops_of(begun)))
     record = Stacked(
         name=folder.name,
         members=names,
@@ -402,8 +300,9 @@ def _write(folder: Path, work: "Work", opened: Sequence[_Opened], made: "Made", 
         seq_len=work.seq_len,
         flops=work.flops,
         identity=identity,
+        growth=tuple(growth),
         continued="continued",
-        best=names[best],
+        best=base.name,
         text=text,
     )
 
@@ -413,31 +312,50 @@ def _write(folder: Path, work: "Work", opened: Sequence[_Opened], made: "Made", 
         for part in parts:
             part.write(partial, work.space)
 
-    write_composed(folder, record, write_parts, maps_of(stack, made.stack) | maps_of(identity, made.identity))
+    write_composed(folder, record, write_parts, maps)
 
 
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """A member as it was trained here."""
+def _placed(
+    name: str, how: "How", work: "Work", bases: Sequence[Opened], stacks: "tuple[Stack, Stack]"
+) -> "tuple[Places, list[Part]]":
+    """Return where the members of a stack will lie, and those of them that are new.
 
-    name: str
-    base: _Opened
-    body: "SectionModule"
-    origin: "Origin"
+    Args:
+        name: that new ones begin with.
+        how: it was trained, at last.
+        bases: what stood in each place, or what its ends are of.
+        stacks: with which bodies nothing is new, and what was made.
+    """
+    from weft.compose.composed import Places
+    from weft.compose.making import changed
+    from weft.compose.member import Origin
 
-    def write(self, folder: Path, space: "Space") -> None:
-        from weft.compose.registry import write_member
-        from weft.compose.stacks.stack import Stack, whole
-        from weft.store.chunks import raw
-        from weft.wire import digest
+    before, made = stacks
+    of = tuple(dict.fromkeys(each.known.member.weights for each in bases))
+    members, parts = list[str](), list[Part]()
+    for place, (base, is_new) in enumerate(zip(bases, changed(before, made), strict=True)):
+        members.append(f"{name}.{place}" if is_new else base.known.member.name)
+        if is_new:
+            tokens, flops = work.taken(place, before)
+            parts.append(
+                Part(members[-1], base, made.bodies[place], Origin(how=how, of=of, tokens=tokens, flops=flops))
+            )
+    return Places(members=tuple(members), seams=made.seams, maps=name), parts
 
-        config, vector = whole(Stack(space, (self.body,)))
-        before, trained = self.base.known.member, replace(self.base.trained, config=config, vector=vector.cpu())
-        member = before.trained_on(self.name, config, digest(raw(trained.vector)), self.origin)
-        write_member(folder / self.name, member, trained.export)
 
-
-def _told_as(work: "Work") -> str:
+def _told_as(work: "Work") -> "How":
     """Return how the last training of a stack is called in a member's origins."""
-    told = str(type(work.how[-1]).__struct_config__.tag)
-    return {"oneway": "one-way"}.get(told, told)
+    from weft.compose.stacks.align import ContinueConfig, JointConfig, OnewayConfig, StitchConfig
+    from weft.compose.stacks.sauce import SauceConfig
+
+    match work.how[-1]:
+        case StitchConfig():
+            return "stitch"
+        case OnewayConfig():
+            return "one-way"
+        case SauceConfig():
+            return "sauce"
+        case JointConfig():
+            return "joint"
+        case ContinueConfig():
+            return "continued"

@@ -11,6 +11,7 @@ Copies: Du et al., 2405.15319. Depth up-scaling, 32 layers to 48 with m = 8: Kim
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 from jaxtyping import Float32
@@ -22,6 +23,7 @@ from weft.compose.stacks.body import identity as identity_body
 from weft.errors import ConfigError
 from weft.model.config import ModelConfig
 
+Growth = Literal["copy", "depth"]  # of the lowest member of a stack, by itself
 Grown = tuple[ModelConfig, Float32[Tensor, " num"]]
 
 
@@ -62,6 +64,11 @@ def depth_up_scaled(config: ModelConfig, vector: Float32[Tensor, " num"], num_dr
         )
     layers = _layers(config, vector)
     return _of(config, layers[: config.num_layers - num_dropped] + layers[num_dropped:])
+
+
+def usual_dropped(num_layers: int) -> int:
+    """Return m as the paper has it of so many layers: a quarter, 8 of 32."""
+    return max(1, num_layers // 4)
 
 
 def _layers(config: ModelConfig, vector: Float32[Tensor, " num"]) -> list[LayerTensors]:

@@ -28,7 +28,9 @@ from torch.nn.functional import cross_entropy
 
 from weft.compose.descent import Descent, DescentConfig, Draw, Trained
 from weft.compose.space import Space, normed
+from weft.compose.stacks.align import head_flops, member_flops
 from weft.compose.stacks.body import require_fit, unattached
+from weft.compose.stacks.stack import Stack
 from weft.config import Config
 from weft.data.rows import UNTRAINED, Batch
 from weft.errors import ConfigError
@@ -112,6 +114,20 @@ def loop_loss(
     Args:
         chosen: positions that may be replaced.
     """
+    first, logits, targets = passes(config, space, body, batch, chosen)
+    if not len(targets):
+        return first
+    return (1 - config.weight) * first + config.weight * cross_entropy(logits, targets)
+
+
+def passes(
+    config: LatentConfig, space: Space, body: SectionModule, batch: Batch, chosen: Bool[Tensor, "batch tokens"]
+) -> tuple[Float32[Tensor, ""], Float32[Tensor, "replaced vocab"], Int64[Tensor, " replaced"]]:
+    """Return the loss of the first pass, and logits and targets of the second at replaced positions.
+
+    Args:
+        chosen: as of `loop_loss`.
+    """
     tokens, targets, positions = batch
     embedded = space.begin(tokens)
     made = body(embedded, positions=positions)
@@ -120,10 +136,45 @@ def loop_loss(
     replaced = replaceable(config, space, made.detach(), batch) & chosen.to(tokens.device)
     counted = replaced & (targets != UNTRAINED)
     if not counted.any():
-        return first
+        return first, first.new_empty(0, space.vocab_size), targets[counted]
     again = body(torch.where(replaced[..., None], latents, embedded), positions=positions)
-    second = cross_entropy(space.logits(again[counted]), targets[counted])
-    return (1 - config.weight) * first + config.weight * second
+    return first, space.logits(again[counted]), targets[counted]
+
+
+@torch.no_grad()
+def reads_itself(
+    config: LatentConfig, space: Space, body: SectionModule, text: Batch, seed: int, size: int = 8
+) -> tuple[float, float]:
+    """Return the loss of a member alone, and where it reads what it wrote, NaN if nowhere: nats per token.
+
+    As many positions are replaced as at the end of training.
+
+    Args:
+        seed: of which.
+        size: sequences at a time.
+    """
+    alone, again = list[Tensor](), list[Tensor]()
+    chosen = torch.from_numpy(stream(seed, "latents", "told").random(tuple(text.tokens.shape)) < config.p1)
+    for start in range(0, len(text.tokens), size):
+        part = text.part(start, start + size)
+        first, logits, targets = passes(config, space, body, part, chosen[start : start + size])
+        alone.append(first * part.num_predicted)
+        again.append(cross_entropy(logits, targets, reduction="none"))
+    return float(torch.stack(alone).sum() / text.num_predicted), float(torch.cat(again).mean())
+
+
+def loop_flops(config: LatentConfig, steps: int, member: Stack, seq_len: int) -> float:
+    """Return the operations of so many steps on a token each: two passes, and the head where the second is told.
+
+    Where only unsure positions may be replaced, the second's head is counted for more than there are.
+
+    Args:
+        member: alone.
+    """
+    once, head = member_flops(member, 0, seq_len).total, head_flops(member)
+    shares = [config.probability(number, steps) for number in range(0, steps, config.every)]
+    looked_at = head / 2 if isinstance(config.select, EntropyConfig) else 0.0  # forward alone
+    return steps * (once + head) + sum(once + share * head + looked_at for share in shares if share)
 
 
 def looped(

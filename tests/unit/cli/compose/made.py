@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from weft.cli.model.trained import Trained
 from weft.compose.member import Member, Origin
 from weft.compose.registry import Registry, write_member
@@ -30,7 +32,14 @@ def space(seed: int = 3) -> Space:
 
 
 def write(
-    home: Path, name: str, seed: int, *, of: Space | None = None, is_known: bool = True, scale: float = 4.0
+    home: Path,
+    name: str,
+    seed: int,
+    *,
+    of: Space | None = None,
+    is_known: bool = True,
+    scale: float = 4.0,
+    num_layers: int = 1,
 ) -> Member:
     """Write a member that was drawn by chance; where it is known, it says what it took.
 
@@ -38,7 +47,8 @@ def write(
         scale: how large its numbers are.
     """
     space_of_it = of or space()
-    config, vector = whole(Stack(space_of_it, (body(CONFIG, scale * fresh(CONFIG, seed)),)))
+    shape = replace(CONFIG, num_layers=num_layers)
+    config, vector = whole(Stack(space_of_it, (body(shape, scale * fresh(shape, seed)),)))
     member = Member(
         name=name,
         model=config,
@@ -55,5 +65,5 @@ def write(
     return member
 
 
-def write_all(home: Path, names: Sequence[str]) -> list[Member]:
-    return [write(home, name, seed) for seed, name in enumerate(names)]
+def write_all(home: Path, names: Sequence[str], num_layers: int = 1) -> list[Member]:
+    return [write(home, name, seed, num_layers=num_layers) for seed, name in enumerate(names)]

@@ -6,11 +6,14 @@ import torch
 
 from unit.compose.stacks.small import CONFIG, batch, draw, space, vector
 from weft.compose.descent import DescentConfig
+from weft.compose.making import Work, ways_of
 from weft.compose.stacks import grow
 from weft.compose.stacks.align import ContinueConfig, begin
 from weft.compose.stacks.body import body, layers_of
-from weft.compose.stacks.stack import Stack
+from weft.compose.stacks.grow import Growth
+from weft.compose.stacks.stack import PreConfig, Stack, uniform, whole
 from weft.errors import ConfigError
+from weft.model.config import ModelConfig
 
 DEEP = msgspec.structs.replace(CONFIG, num_layers=4)
 
@@ -41,6 +44,31 @@ def test_a_copy_is_the_body_on_itself() -> None:
     x = space().begin(batch().tokens)
     one, two = body(*made), body(*grow.copied(*made))
     assert torch.equal(two(x), one(one(x)))
+
+
+def control(num: int, growth: Growth, lowest: ModelConfig = DEEP) -> Stack:
+    """Return what a stack of so many members is told beside."""
+    bodies = (body(lowest, vector(1, lowest)), *(body(DEEP, vector(seed, DEEP)) for seed in range(2, num + 1)))
+    training = DescentConfig(steps=3, warmup_steps=0)
+    work = Work(space(), bodies, uniform(PreConfig(), num), ways_of(["joint"], num, training), 2, 8, (growth,))
+    return work.grown(growth)
+
+
+def test_a_stack_is_told_beside_its_lowest_member_grown_as_papers_do() -> None:
+    made = DEEP, vector(1, DEEP)
+    for growth, grown in (("copy", grow.copied(*made)), ("depth", grow.depth_up_scaled(*made, 1))):
+        wanted = whole(Stack(space(), (body(*grown),)))
+        found = whole(control(2, growth))  # type: ignore[arg-type]
+        assert found[0] == wanted[0]
+        assert found[1].equal(wanted[1])
+    assert [len(control(3, "depth").kept(place)) for place in range(3)] == [3, 2, 3]
+
+
+def test_a_member_of_too_few_layers_is_not_grown_by_depth() -> None:
+    two = msgspec.structs.replace(CONFIG, num_layers=2)
+    assert [len(control(2, "depth", two).kept(place)) for place in range(2)] == [1, 1]
+    with pytest.raises(ConfigError, match="It takes 3; grow by a copy"):
+        control(3, "depth", two)
 
 
 def test_depth_up_scaling_drops_the_last_below_and_the_first_above() -> None:

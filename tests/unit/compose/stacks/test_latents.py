@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 from unit.compose.stacks.small import CONFIG, SEQ_LEN, TRAINING, VOCAB, batch, draw, member, space, text, vector
 from weft.compose.descent import DescentConfig, State, windows
 from weft.compose.space import Space, normed
+from weft.compose.stacks.align import head_flops, member_flops
 from weft.compose.stacks.body import body
 from weft.compose.stacks.latents import (
     Curriculum,
@@ -17,12 +18,15 @@ from weft.compose.stacks.latents import (
     Marks,
     Thought,
     entropy,
+    loop_flops,
     loop_loss,
     looped,
+    reads_itself,
     replaceable,
     staged,
     thinking,
 )
+from weft.compose.stacks.stack import Stack
 from weft.data.rows import Batch
 from weft.errors import ConfigError
 from weft.model.transformer import SectionModule
@@ -179,6 +183,25 @@ def test_a_member_learns_to_read_what_it_wrote() -> None:
     (alone, twice), (alone_taught, twice_taught) = losses(plain), losses(taught)
     assert twice - alone > 1.0
     assert twice_taught - alone_taught < 0.5 * (twice - alone)
+
+
+def test_where_all_is_replaced_a_member_is_told_as_a_stack_of_itself() -> None:
+    module, held = body(CONFIG, vector(1)), windows(text(), SEQ_LEN, 5, 99)(0)
+    alone, again = reads_itself(SAME, space(), module, held, seed=1, size=2)
+    for loops, found in ((1, alone), (2, again)):
+        wanted = Stack(space(), (module,), loops=(loops,)).losses(held)
+        assert found == pytest.approx(float(wanted.mean()), abs=1e-5)
+
+
+def test_a_second_pass_takes_as_much_as_the_first_but_for_the_head_where_nothing_is_replaced() -> None:
+    single = Stack(space(), (member(1),))
+    once, head = member_flops(single, 0, SEQ_LEN).total, head_flops(single)
+    never, always = LatentConfig(p0=0.0, p1=0.0), LatentConfig(p0=1.0, p1=1.0)
+    half, seldom = LatentConfig(p0=0.5, p1=0.5), LatentConfig(p0=1.0, p1=1.0, every=4)
+    unsure = LatentConfig(p0=1.0, p1=1.0, select=EntropyConfig(threshold=1.0))
+    found = [loop_flops(each, 8, single, SEQ_LEN) for each in (never, always, half, seldom, unsure)]
+    wanted = [8 * (once + head), 16 * (once + head), 16 * once + 12 * head, 10 * (once + head), 16 * once + 20 * head]
+    assert found == pytest.approx(wanted)
 
 
 def test_both_passes_of_a_step_read_the_one_batch_of_its_number() -> None:

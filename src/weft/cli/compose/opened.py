@@ -1,0 +1,80 @@
+"""Members with their weights, and as they are written after they were trained here."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weft.cli.compose.parts import Known
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from weft.cli.model.trained import Trained
+    from weft.compose.member import Latents, Member, Origin
+    from weft.compose.space import Space
+    from weft.model.transformer import SectionModule
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A member of a space."""
+
+    known: Known
+    trained: "Trained"
+    space: "Space"
+    body: "SectionModule"
+
+
+def opened_of(there: Known, home: Path, device: str) -> Opened:
+    """
+    Raises:
+        ConfigError: it is of no space, or its weights have other ends.
+    """
+    from weft.cli.model.trained import open_trained, place
+    from weft.compose.composed import parts_of
+
+    trained = open_trained(str(there.folder), home)
+    space, body = parts_of(trained.config, trained.vector.to(place(device)), there.member)
+    return Opened(there, trained, space, body)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A member of a space as it was trained here."""
+
+    name: str
+    base: Opened
+    body: "SectionModule"
+    origin: "Origin"
+    latents: "Latents | None" = None  # that it has learnt to read here; None: nothing new
+
+    def write(self, folder: Path, space: "Space") -> None:
+        from msgspec import structs
+
+        from weft.compose.registry import write_member
+        from weft.compose.stacks.stack import Stack, whole
+        from weft.store.chunks import raw
+        from weft.wire import digest
+
+        config, vector = whole(Stack(space, (self.body,)))
+        before, trained = self.base.known.member, replace(self.base.trained, config=config, vector=vector.cpu())
+        member = before.trained_on(self.name, config, digest(raw(trained.vector)), self.origin)
+        member = structs.replace(member, latents=self.latents or member.latents)
+        write_member(folder / self.name, member, trained.export)
+
+
+@dataclass(frozen=True, eq=False)
+class Single:
+    """A whole model as it was trained on here."""
+
+    base: "Trained"
+    member: "Member"  # that it was
+    vector: "Tensor"
+
+    def write(self, folder: Path, name: str, origin: "Origin") -> None:
+        from weft.compose.registry import write_member
+        from weft.store.chunks import raw
+        from weft.wire import digest
+
+        member = self.member.trained_on(name, self.member.model, digest(raw(self.vector)), origin)
+        write_member(folder / name, member, replace(self.base, vector=self.vector).export)
