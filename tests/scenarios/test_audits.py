@@ -247,7 +247,6 @@ def test_who_rests_on_a_state_that_steps_do_not_change_is_struck_out_by_whatever
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_who_trains_at_another_rate_is_struck_out_in_exact_numbers(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(method=METHODS[0], trust=EXACT, num_rounds=24, num_peers=4, learns=True)
     made = count()

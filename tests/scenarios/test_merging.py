@@ -32,7 +32,6 @@ def played(make_swarm: MakeSwarm, rule: Rule, *, climbs: bool) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_one_of_four_that_climbs_ruins_a_mean_and_no_other_rule(make_swarm: MakeSwarm) -> None:
     clean, ruined = (played(make_swarm, "peers_mean", climbs=climbs) for climbs in (False, True))
     assert ruined > clean + 0.5
