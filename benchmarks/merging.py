@@ -106,7 +106,7 @@ def forging(attack: Attack | None, rule: Rule, seed: int, apart: list[float]) ->
 
 def merged(rule: Rule, deltas: list[Tensor]) -> Tensor:
     """Return what a rule makes of deltas of as many tokens each, as one part."""
-    if rule in ("peers_mean", "senders_mean"):
+    if rule == "peers_mean" or rule == "senders_mean":  # apart: types follow it so
         return torch.stack(deltas).mean(0)
     by_rule = RobustMean(rule, len(deltas[0]))
     for delta in deltas:

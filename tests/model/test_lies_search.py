@@ -30,6 +30,7 @@ from weft.sync import governance
 from weft.sync.records.acts import Act, Finding, Pardon, Warrant
 from weft.sync.records.charter import AuditTerms, Charter
 from weft.sync.records.messages import Accept, Base, RoundNote
+from weft.verify.evidence.evidence import read
 from weft.wire import digest, encode, seal
 
 KEYS, LIAR, SECOND = PEERS[:4], PEERS[0], PEERS[1]
@@ -196,12 +197,11 @@ def test_one_lie_strikes_its_author_out_once_however_late_and_often_it_is_told()
 
 # --- the search can fail ---
 
-READ = governance.read
 BROKEN: dict[str, tuple[tuple[Any, str], Any, type[Wrong]]] = {
     "who was struck out is a judge": ((governance, "are_judges"), lambda *_: True, Unheard),
     "nobody looks whose signature it is": (
         (governance, "read"),
-        lambda letters, shown: READ(letters, shown, lambda *_: True),
+        lambda letters, shown: read(letters, shown, lambda *_: True),
         Innocent,
     ),
     "who is struck out stays a member": ((governance, "_without"), lambda before, *_: before, Free),
