@@ -9,6 +9,9 @@ They know what the others bring, as the worst would.
     noise       of the others' length                                       zero    nothing
     ALIE z      the others' mean less z of their standard deviations, element by element (1902.06156)
     inner       minus half of the others' mean (1903.03936)
+
+Beside the loss that all rounds lead to, how far each round's result lies from the mean of the honest, relative to how
+long that is.
 """
 
 import tempfile
@@ -25,6 +28,7 @@ from benchmarks._simulation import simulate
 from weft.data.corpus import CorpusConfig, TextSource
 from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.store.home import Home
+from weft.sync.merge.robust import RobustMean
 from weft.sync.method.choices import MultiKrumConfig, Rule, TrimmedMeanConfig
 from weft.sync.method.presets import DiLoCoConfig
 from weft.sync.method.schedule import CosineConfig
@@ -85,30 +89,46 @@ def run_file(rule: Rule, seed: int) -> RunFile:
     )
 
 
-def forging(attack: Attack, seed: int) -> Callable[[int, list[Tensor]], None]:
+def forging(attack: Attack | None, rule: Rule, seed: int, apart: list[float]) -> Callable[[int, list[Tensor]], None]:
+    """Return what changes a round's deltas, and tells `apart` how far from the honest mean the rule merges them."""
     luck = torch.Generator().manual_seed(seed)
 
     def forge(_number: int, deltas: list[Tensor]) -> None:
-        honest = torch.stack(deltas[NUM_ATTACKERS:])
-        for number in range(NUM_ATTACKERS):
-            deltas[number] = attack(honest, luck)
+        honest = torch.stack(deltas if attack is None else deltas[NUM_ATTACKERS:])
+        if attack is not None:
+            for number in range(NUM_ATTACKERS):
+                deltas[number] = attack(honest, luck)
+        right = honest.mean(0)
+        apart.append(float((merged(rule, deltas) - right).norm() / right.norm()))
 
     return forge
 
 
+def merged(rule: Rule, deltas: list[Tensor]) -> Tensor:
+    """Return what a rule makes of deltas of as many tokens each, as one part."""
+    if rule == "peers_mean" or rule == "senders_mean":  # apart: types follow it so
+        return torch.stack(deltas).mean(0)
+    by_rule = RobustMean(rule, len(deltas[0]))
+    for delta in deltas:
+        by_rule.add(EVERY * BATCH * SEQ_LEN, delta)
+    return by_rule.result()
+
+
 def main() -> None:
-    before, losses = report.load(), dict[tuple[str, str], list[float]]()
+    before, losses, far = report.load(), dict[tuple[str, str], list[float]](), dict[tuple[str, str], list[float]]()
     with tempfile.TemporaryDirectory() as folder:
         home = Home(Path(folder))
         for name, (attack, num_seeds) in ATTACKS.items():
             for rule, choice in RULES.items():
                 for seed in range(num_seeds):
-                    forge = (lambda _number, _deltas: None) if attack is None else forging(attack, seed)
+                    forge = forging(attack, choice, seed, far.setdefault((name, rule), []))
                     found = simulate(run_file(choice, seed), Path(folder), home, forge=forge)
                     losses.setdefault((name, rule), []).append(found.loss)
-                print(f"{name}, {rule}: {mean(losses[name, rule]):.4f}", flush=True)
+                loss, off = mean(losses[name, rule]), mean(far[name, rule])
+                print(f"{name}, {rule}: {loss:.4f}, {off:.3f} apart", flush=True)
     clean = mean(losses["none", "mean"])
     rows = [[name, *(_cell(losses[name, rule], clean) for rule in RULES)] for name in ATTACKS]
+    apart = [[name, *(f"{mean(far[name, rule]):.2f}" for rule in RULES)] for name in ATTACKS]
     worse = {rule: mean(losses["flip x 10", rule]) / clean - 1 for rule in list(RULES)[1:]}
     missed = [f"{rule} ({off:+.1%})" for rule, off in worse.items() if off > MOST_WORSE]
     sections = [
@@ -117,6 +137,8 @@ def main() -> None:
         "far it is from that of the mean without an attack. Where several seeds were played: their mean, and the "
         f"standard deviation. {report.load_line(before)}",
         report.table(["attack", *RULES], rows),
+        "How far what is merged lies from the mean of the honest members, by the length of that: mean over all rounds.",
+        report.table(["attack", *RULES], apart),
         f"The aim: under flip x 10, within {MOST_WORSE:.0%} of the mean without an attack. "
         + (f"Missed by {', '.join(missed)}." if missed else "All rules reach it."),
     ]

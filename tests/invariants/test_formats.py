@@ -24,7 +24,7 @@ from weft.data.tokenizer import ByteTokenizer
 from weft.events import EventLog, LinkDown, RoundMissed
 from weft.ids import Attempt, Digest, PeerId, Round, Tokens, start_of
 from weft.ledger.opening import is_chunk, open_chunk
-from weft.ledger.tree import Tree, has_grown, is_leaf
+from weft.ledger.tree import Tree, is_leaf
 from weft.log import JsonlSink, read_jsonl
 from weft.model.came_with import CameWith, Ids
 from weft.model.config import ModelConfig
@@ -216,15 +216,13 @@ def patch_words() -> dict[str, str]:
 def tree() -> dict[str, str]:
     leaves = [b"a", b"b", b"c", b"d", b"e"]
     grown = Tree(leaves)
-    shown, growth = grown.path(2), grown.growth(3)
+    shown = grown.path(2)
     assert is_leaf(grown.root(), b"c", shown)
-    assert has_grown(grown.root(3), grown.root(), growth)
     return {
         "root of a, b, c": grown.root(3),
         "root of a to e": grown.root(),
         "beside c": " ".join(each.hex() for each in shown.beside),
         "path of c": wire.encode(shown).hex(),
-        "growth from 3": wire.encode(growth).hex(),
     }
 
 

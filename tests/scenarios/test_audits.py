@@ -247,7 +247,6 @@ def test_who_rests_on_a_state_that_steps_do_not_change_is_struck_out_by_whatever
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_who_trains_at_another_rate_is_struck_out_in_exact_numbers(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(method=METHODS[0], trust=EXACT, num_rounds=24, num_peers=4, learns=True)
     made = count()
@@ -595,6 +594,15 @@ def test_who_is_late_or_killed_or_stops_is_found_honest(make_swarm: MakeSwarm, m
         one_replica(await swarm.done(*members))
 
     swarm.run(scenario)
+    for stopped in (swarm.member("b").id, swarm.member("d").id):
+        counted = {
+            manifest.round
+            for manifest in swarm.chains.values()
+            for each in manifest.contributions
+            if each.peer == stopped and each.tokens
+        }
+        assert {1, 2, 6} <= counted, "what was counted before it ended stays"
+        assert max(counted) > 9, "and so is what it has done since it is back"
     works = [
         life.peer.rounds.works.known(each.work)
         for life in swarm.lives[:1]

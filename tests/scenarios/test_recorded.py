@@ -182,7 +182,6 @@ def tells_the_truth(member: Member) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_more_newcomers_than_members_that_are_given_a_false_state_replace_nobodys(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(trust=RECORDED, num_rounds=80)
 

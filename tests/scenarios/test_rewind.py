@@ -126,7 +126,6 @@ def test_members_vote_and_more_than_half_of_them_decide(make_swarm: MakeSwarm, m
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_who_came_later_or_has_lost_what_its_lease_began_with_asks_others(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,12 +63,12 @@ def garbage(trainer: Trainer) -> None:
     trainer._batches.at = at  # type: ignore[method-assign]
 
 
-def play(swarm: Swarm, **train_s: float) -> None:
+def play(swarm: Swarm, names: str = "abcd", **train_s: float) -> None:
     async def scenario() -> None:
-        members = [swarm.member(name) for name in "abcd"]
+        members = [swarm.member(name) for name in names]
         members[0].is_founder = True
         for member in members:
-            swarm.launch(member, wait_for=4, train_s=train_s.get(member.name, 1.0))
+            swarm.launch(member, wait_for=len(members), train_s=train_s.get(member.name, 1.0))
         await swarm.done(*members)
 
     swarm.run(scenario)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from budget import piece_s, slowness_of
 from slow.cheating import FOURTEEN
 from slow.shell import LOCAL, START_S, Shell
 from weft.events import ActEnacted, LieProven, RoundCommitted
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.slow
 
 NUM_ROUNDS = 80
 MOST_NBYTES = 384 * 1024
+MOST_MS = 50  # of CPU time on a fast machine, once it was checked before: 27 were seen
 BY_VOTES = "another start"  # what the run's parameters are is known by votes alone (docs/audits.md)
 
 
@@ -64,10 +66,16 @@ def test_who_cheats_is_struck_out_and_anybody_can_be_shown_why(
     assert file.stat().st_size <= MOST_NBYTES
     checked = json.loads(weft("ledger", "check", str(file), "--json"))
     assert checked["peer"] == enacted.subject
-    began = time.thread_time()
-    read_lie(decode(file.read_bytes(), Warrant, max_nbytes=MAX_PROOF_NBYTES))
-    took_ms = 1e3 * (time.thread_time() - began)
+    took_ms = min(checked_ms(file) for _ in range(3))
+    assert took_ms <= MOST_MS * slowness_of(piece_s)
     tell(way, enacted, f"since round {first}, by {file.stat().st_size:,} bytes in {took_ms:.1f} ms")
+
+
+def checked_ms(file: Path) -> float:
+    began = time.thread_time()
+    read_lie.cache_clear()
+    read_lie(decode(file.read_bytes(), Warrant, max_nbytes=MAX_PROOF_NBYTES))
+    return 1e3 * (time.thread_time() - began)
 
 
 def tell(way: str, enacted: ActEnacted, how: str) -> None:

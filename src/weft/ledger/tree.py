@@ -1,4 +1,4 @@
-"""Leaves in order, named by 32 bytes; who has those can be shown one leaf, or that leaves were only added since.
+"""Leaves in order, named by 32 bytes; who has those can be shown one leaf.
 
     leaf  H(00 "weft.leaf.v1" bytes)            of one leaf
     node  H(01 left right)                      of more; left: of the largest power of two that is not all
@@ -7,7 +7,6 @@
 
     tree = Tree(leaves)                         grows by `append`
     is_leaf(root, leaf, tree.path(7))           whether these bytes are leaf 7 of those that the root names
-    has_grown(root, later, tree.growth(5))      whether what `later` names begins with the 5 leaves that `root` names
 
 Nothing is doubled where a level is odd, and leaves, nodes and roots are hashed apart. So no other list has the same
 root (CVE-2012-2459), and a node is no leaf (CVE-2017-12842).
@@ -15,7 +14,7 @@ root (CVE-2012-2459), and a node is no leaf (CVE-2017-12842).
 The shape, and which hashes are needed, are those of RFC 9162, section 2.1; H is BLAKE3.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 from blake3 import blake3
@@ -42,15 +41,6 @@ class Path(wire.Record, frozen=True, kw_only=True):
     index: _Count
     count: _Count  # of leaves of the tree
     beside: _Hashes
-
-
-class Growth(wire.Record, frozen=True, kw_only=True):
-    """Shows that a tree begins with all leaves of an earlier one: the hashes of ranges of leaves, in order. No range
-    has leaves of the earlier tree and later ones."""
-
-    before: _Count  # leaves of the earlier tree
-    count: _Count
-    parts: _Hashes
 
 
 class Tree:
@@ -90,17 +80,6 @@ class Tree:
             raise IndexError(f"there is no leaf {index} among {num}")
         return Path(index=index, count=num, beside=tuple(self._node(each) for each in beside(index, num)))
 
-    def growth(self, before: int, count: int | None = None) -> Growth:
-        """Return what shows that the first `count` leaves begin with the first `before`.
-
-        Raises:
-            IndexError: those are more.
-        """
-        num = self._some(count)
-        if not 0 <= before <= num:
-            raise IndexError(f"{num} leaves do not begin with {before}")
-        return Growth(before=before, count=num, parts=tuple(self._node(each) for each in apart(before, num)))
-
     def _some(self, count: int | None) -> int:
         num = len(self) if count is None else count
         if not 0 <= num <= len(self):
@@ -124,20 +103,6 @@ def is_leaf(root: Digest, leaf: bytes, path: Path) -> bool:
     for (start, _end), other in zip(ranges, path.beside, strict=True):
         found = node_of(other, found) if start < path.index else node_of(found, other)
     return root_of(path.count, found) == root
-
-
-def has_grown(before: Digest, root: Digest, growth: Growth) -> bool:
-    """Return whether the tree that `root` names begins with all leaves of the one that `before` names."""
-    if not 0 <= growth.before <= growth.count:
-        return False
-    ranges = apart(growth.before, growth.count)
-    if len(ranges) != len(growth.parts):
-        return False
-    parts = dict(zip(ranges, growth.parts, strict=True))
-    return all(
-        root_of(num, _joined((0, num), parts) if num else b"") == name
-        for num, name in ((growth.before, before), (growth.count, root))
-    )
 
 
 # --- the tops, for who keeps no leaf ---
@@ -211,29 +176,6 @@ def beside(index: int, count: int) -> list[Range]:
         some, other = (left, right) if index < middle else (right, left)
         found.append(other)
     return found[::-1]
-
-
-def apart(before: int, count: int) -> list[Range]:
-    """Return the fewest ranges that make up `count` leaves, of which none lies on both sides of leaf `before`."""
-    return list(_apart(before, (0, count))) if count else []
-
-
-def _apart(before: int, some: Range) -> Iterator[Range]:
-    start, end = some
-    if not start < before < end:
-        yield some
-        return
-    middle = _middle(some)
-    yield from _apart(before, (start, middle))
-    yield from _apart(before, (middle, end))
-
-
-def _joined(some: Range, parts: Mapping[Range, bytes]) -> bytes:
-    """Return the hash of a range that is made up of `parts`."""
-    if some in parts:
-        return parts[some]
-    middle = _middle(some)
-    return node_of(_joined((some[0], middle), parts), _joined((middle, some[1]), parts))
 
 
 def _middle(some: Range) -> int:

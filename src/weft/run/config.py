@@ -204,6 +204,7 @@ class RunFile(Config, frozen=True, kw_only=True):
             is_private=self.is_private,
             has_reward=self.reward is not None,
             is_crowded=self.peers > self.electors,
+            is_lonely=self.peers < trusts.FEWEST and self.stages == 1,
         )
         trusts.check_exact(
             self.trust,
@@ -372,9 +373,7 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
             raise ConfigError("train.loss: a run has one where its data are pairs of answers, and only there.")
         if self.data.has_tasks != (self.reward is not msgspec.UNSET):
             raise ConfigError("reward: a run has one where its data are tasks, and only there.")
-        trusts.check_of_model(
-            self.trust, is_private=self.is_private, has_reward=self.reward is not msgspec.UNSET, is_crowded=False
-        )
+        trusts.check_of_model(self.trust, is_private=self.is_private, has_reward=self.reward is not msgspec.UNSET)
         trusts.check_exact(
             self.trust,
             optimizer=self.train.optimizer,

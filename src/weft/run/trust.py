@@ -12,6 +12,8 @@ from weft.sync.method.choices import Choices, LowRankConfig, MuonConfig, Optimiz
 from weft.sync.records.charter import MAX_QUARANTINE
 from weft.verify.passages import NUMBERS
 
+FEWEST = 3  # peers: of fewer nobody is a majority against one of them
+
 
 class MembersTrust(Config, frozen=True, kw_only=True, tag_field="type", tag="members"):
     """Members believe each other, and newcomers those that give them the state."""
@@ -157,10 +159,18 @@ def check_loop(trust: TrustConfig | UnsetType) -> None:
         )
 
 
-def check_of_model(trust: TrustConfig | UnsetType, *, is_private: bool, has_reward: bool, is_crowded: bool) -> None:
+def check_of_model(
+    trust: TrustConfig | UnsetType,
+    *,
+    is_private: bool,
+    has_reward: bool,
+    is_crowded: bool = False,
+    is_lonely: bool = False,
+) -> None:
     """
     Args:
         is_crowded: more peers are expected than have a vote.
+        is_lonely: fewer are than `FEWEST`.
 
     Raises:
         ConfigError: what its peers train on, or who does, cannot be audited.
@@ -171,6 +181,7 @@ def check_of_model(trust: TrustConfig | UnsetType, *, is_private: bool, has_rewa
         "is_private: nobody can do a training step again on text that stays where it is": is_private,
         "reward: answers are drawn beside training, and nobody names those": has_reward,
         "peers: those without a vote bring their work through others, who are counted for it": is_crowded,
+        f"peers: of fewer than {FEWEST} nobody is a majority against one of them": is_lonely,
     }
     for why, is_so in found.items():
         if is_so:

@@ -118,7 +118,6 @@ async def test_a_joiner_that_comes_again_brings_its_inner_optimizer(tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 async def test_a_member_that_comes_back_is_not_asked_again(tmp_path: Path) -> None:
     crew = Crew(tmp_path, num_peers=2, num_rounds=10_000)
     home, asked = Home(tmp_path / "b"), list[Terms]()

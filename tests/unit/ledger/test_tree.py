@@ -8,20 +8,7 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from weft.ids import Digest
-from weft.ledger.tree import (
-    Growth,
-    Path,
-    Tree,
-    apart,
-    has_grown,
-    is_leaf,
-    is_tops,
-    leaf_of,
-    node_of,
-    root_of,
-    root_of_tops,
-    with_leaf,
-)
+from weft.ledger.tree import Path, Tree, is_leaf, is_tops, leaf_of, node_of, root_of, root_of_tops, with_leaf
 
 SIZES = [*range(70), 127, 128, 129, 200]
 
@@ -55,16 +42,6 @@ def path(m: int, some: list[bytes]) -> list[bytes]:
     return [*path(m, some[:k]), mth(some[k:])] if m < k else [*path(m - k, some[k:]), mth(some[:k])]
 
 
-def subproof(m: int, some: list[bytes]) -> list[bytes]:
-    """Return what SUBPROOF does, with the hash of the first m leaves, which there is left out where it is known."""
-    if m == len(some):
-        return [mth(some)]
-    k = split(len(some))
-    if m <= k:
-        return [*subproof(m, some[:k]), mth(some[k:])]
-    return [*subproof(m - k, some[k:]), mth(some[:k])]
-
-
 def root(some: list[bytes]) -> Digest:
     top = mth(some) if some else b""
     return Digest(blake3(b"\2" + len(some).to_bytes(8, "little") + top).hexdigest())
@@ -87,12 +64,8 @@ def test_it_grows_and_every_earlier_root_stays_to_be_had() -> None:
     some, tree = leaves(200), Tree(leaves(200))
     for before in SIZES:
         assert tree.root(before) == root(some[:before])
-        for count in (before, before + 1, before + 5, 199, 200):
-            if before <= count <= 200:
-                growth = tree.growth(before, count)
-                assert has_grown(tree.root(before), tree.root(count), growth)
-                if before:
-                    assert sorted(growth.parts) == sorted(subproof(before, some[:count]))
+        if before:
+            assert is_leaf(tree.root(before), some[before - 1], tree.path(before - 1, before))
 
 
 def test_what_there_is_not_is_not_shown() -> None:
@@ -100,10 +73,6 @@ def test_what_there_is_not_is_not_shown() -> None:
     for asked in (lambda: tree.path(5), lambda: tree.path(-1), lambda: tree.path(3, 3), lambda: tree.root(6)):
         with pytest.raises(IndexError):
             asked()
-    with pytest.raises(IndexError):
-        tree.growth(4, 3)
-    with pytest.raises(IndexError):
-        tree.growth(5, 6)
 
 
 # --- what does not ---
@@ -186,53 +155,18 @@ def test_a_last_leaf_that_is_doubled_makes_another_tree() -> None:
         assert not is_leaf(Tree(some).root(), some[-1], doubled.path(count))
 
 
-def test_what_was_changed_has_not_grown() -> None:
-    luck = np.random.default_rng(1)
-    for _ in range(1000):
-        count = int(luck.integers(2, 90))
-        before = int(luck.integers(1, count))
-        some = leaves(count)
-        tree, at = Tree(some), int(luck.integers(before))
-        other = Tree([*some[:at], b"other", *some[at + 1 :]])
-        assert not has_grown(tree.root(before), other.root(), other.growth(before))
-        assert not has_grown(tree.root(before), other.root(), tree.growth(before))
-        assert not has_grown(other.root(before), tree.root(), tree.growth(before))
-        assert not has_grown(tree.root(count), tree.root(before), tree.growth(before))
-        growth = tree.growth(before)
-        broken = [
-            replace(growth, before=before - 1),
-            replace(growth, before=before + 1),
-            replace(growth, before=count, count=before),
-            replace(growth, count=count + 1),
-            replace(growth, parts=growth.parts[:-1]),
-            replace(growth, parts=(*growth.parts, luck.bytes(32))),
-            replace(growth, parts=(_flipped(growth.parts[0], luck), *growth.parts[1:])),
-            replace(growth, parts=(*growth.parts[:-1], _flipped(growth.parts[-1], luck))),
-        ]
-        assert not any(has_grown(tree.root(before), tree.root(), each) for each in broken)
-
-
-def test_a_short_history_is_not_passed_off_as_a_long_one() -> None:
-    tree = Tree(leaves(6))
-    for claimed in range(7, 12):
-        parts = tree.growth(3).parts
-        assert not has_grown(tree.root(3), tree.root(), Growth(before=3, count=claimed, parts=parts))
-
-
 def test_thousands_of_trees_show_all_that_is_asked() -> None:
     luck = np.random.default_rng(2)
     for _ in range(4_000):
         count = int(luck.integers(1, 40))
         some = leaves(count, int(luck.integers(1 << 30)))
-        tree, index, before = Tree(some), int(luck.integers(count)), int(luck.integers(count + 1))
+        tree, index = Tree(some), int(luck.integers(count))
         assert is_leaf(tree.root(), some[index], tree.path(index))
-        assert has_grown(tree.root(before), tree.root(), tree.growth(before))
 
 
 def test_paths_are_as_long_as_the_tree_is_deep() -> None:
     tree = Tree(leaves(100_000))
     assert max(len(tree.path(index).beside) for index in (0, 1, 65_535, 65_536, 99_999)) == 17
-    assert len(apart(99_999, 100_000)) < 2 * 17
     assert root_of(2, node_of(leaf_of(b"a"), leaf_of(b"b"))) == Tree([b"a", b"b"]).root()
 
 

@@ -53,7 +53,9 @@ def test_methods_of_steps_between_rounds_can_be_audited(method: Mapping[str, Any
         ({"method": {"type": "async-diloco"}}, "wait for nobody"),
         ({"is_private": True}, "is_private"),
         ({"stages": 2}, "sends gradients (ddp"),
-        ({"peers": 40}, "peers"),
+        ({"peers": 40}, "peers: those without a vote"),
+        ({"peers": 2}, "peers: of fewer than 3"),
+        ({"peers": 1}, "peers: of fewer than 3"),
     ],
     ids=str,
 )

@@ -90,28 +90,34 @@ def test_without_options_this_machine_is_timed_and_eight_lines_say_what_a_newcom
 AUDITED = ("--set", 'trust={type = "audited"}', "--set", "train.tokens=400000")
 
 
-def test_a_run_that_audits_is_told_what_that_costs_and_another_is_not(weft: Weft, run_path: Path) -> None:
-    short, whole = weft("plan", run_path, *FAST, *AUDITED), weft("plan", run_path, *FAST, *AUDITED, "--details")
+@pytest.fixture
+def of_four(run_path: Path) -> Path:
+    run_path.write_text(run_path.read_text().replace("peers = 1", "peers = 4"))
+    return run_path
+
+
+def test_a_run_that_audits_is_told_what_that_costs_and_another_is_not(weft: Weft, of_four: Path) -> None:
+    short, whole = weft("plan", of_four, *FAST, *AUDITED), weft("plan", of_four, *FAST, *AUDITED, "--details")
     assert (short.code, whole.code) == (0, 0), short.err
     assert "% of the speed without" in short.out
     assert "of this memory for moments" in " ".join(short.out.split())
     assert "at audit_rate = 0.1: " in " ".join(whole.out.split())
-    tree = json.loads(weft("plan", run_path, *FAST, *AUDITED, "--json").out)
-    plain = json.loads(weft("plan", run_path, *FAST, *AUDITED[2:], "--json").out)
+    tree = json.loads(weft("plan", of_four, *FAST, *AUDITED, "--json").out)
+    plain = json.loads(weft("plan", of_four, *FAST, *AUDITED[2:], "--json").out)
     assert tree["audits"]["speed"] == pytest.approx(tree["tokens_per_s"] / plain["tokens_per_s"])
     assert tree["audits"]["disk_nbytes"] > tree["audits"]["lease_nbytes"]
     assert plain["audits"] is None
-    assert "audits" not in weft("plan", run_path, *FAST).out
-    other = weft("plan", run_path, *FAST, *AUDITED, "--method", "ddp")
+    assert "audits" not in weft("plan", of_four, *FAST).out
+    other = weft("plan", of_four, *FAST, *AUDITED, "--method", "ddp")
     assert "members cannot audit each other with this method" in " ".join(other.out.split())
 
 
-def test_steps_in_exact_numbers_are_reckoned_three_times_as_long(weft: Weft, run_path: Path) -> None:
+def test_steps_in_exact_numbers_are_reckoned_three_times_as_long(weft: Weft, of_four: Path) -> None:
     on = ("--device", "cpu-avx2-8", "--line", "loopback", *AUDITED[2:])
     said = {}
     for numerics in ("fp32", "exact"):
         trust = f'trust={{type = "audited", numerics = "{numerics}"}}'
-        answer = weft("plan", run_path, *on, "--set", trust, "--json")
+        answer = weft("plan", of_four, *on, "--set", trust, "--json")
         assert answer.code == 0, answer.err
         said[numerics] = json.loads(answer.out)
     step_s = {name: tree["round"]["train_s"] for name, tree in said.items()}
@@ -120,15 +126,15 @@ def test_steps_in_exact_numbers_are_reckoned_three_times_as_long(weft: Weft, run
     told = "a step in exact numbers takes 3 times one in fp32"
     assert [any(told in note for note in tree["notes"]) for tree in said.values()] == [False, True]
     exact = ("--set", 'trust={type = "audited", numerics = "exact"}')
-    refused(weft, 2, "exact numbers, which are of CPUs", "plan", run_path, "--device", "rtx4090", *exact)
+    refused(weft, 2, "exact numbers, which are of CPUs", "plan", of_four, "--device", "rtx4090", *exact)
 
 
-def test_hashing_is_timed_where_training_is(weft: Weft, run_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashing_is_timed_where_training_is(weft: Weft, of_four: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.cli.plan.speed_here.usual_s", lambda step, **_: step() or 1.0)
     monkeypatch.setattr("weft.cli.plan.speed_here.is_disturbed", lambda *_: False)
     monkeypatch.setattr("weft.training.device.best", lambda: "cpu")
-    tree = json.loads(weft("plan", run_path, *FAST[2:], *AUDITED, "--json").out)
-    steps = json.loads(weft("plan", run_path, *FAST, *AUDITED, "--json").out)
+    tree = json.loads(weft("plan", of_four, *FAST[2:], *AUDITED, "--json").out)
+    steps = json.loads(weft("plan", of_four, *FAST, *AUDITED, "--json").out)
     assert tree["audits"]["hash_s"] > 100 * steps["audits"]["hash_s"]  # a second for each state
 
 

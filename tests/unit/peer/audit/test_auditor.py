@@ -283,18 +283,20 @@ class Shown:
         rules = replace(charter(1), audits=AuditTerms(rate=1.0, trace_every=1))
         rounds: Any = SimpleNamespace(chain=chain, works=None)
         context: Any = SimpleNamespace(node=auditing, clock=self.clock, compute=Inline())
-        stub: Any = SimpleNamespace(charter=rules, open=lambda *_given: None)
-        made = Auditor(context, stub, stub, rounds, *3 * [stub], Tasks(), lambda _audit, _found: None)
+        stub: Any = SimpleNamespace(charter=rules, open=lambda *_given: None, is_parked=False)
+        found = list[Found]()
+        made = Auditor(context, stub, stub, rounds, *3 * [stub], Tasks(), lambda _audit, each: found.append(each))
         self.looks = made._checks
         work = replace(WORK, peer=working.peer, segments=self.segments, trace=self.trace)
         looking = asyncio.ensure_future(
-            made.look(Audit(Round(1), NAME, work, link(work.segments, 1, 0), seal(ME, WORK)))
+            made._begun_now(Audit(Round(1), NAME, work, link(work.segments, 1, 0), seal(ME, WORK)))
         )
         while not looking.done():
             await asyncio.wait([looking], timeout=ROUND_S)
             self.head.round = Round(self.head.round + 1)
             assert self.head.round < 100
-        return looking.result()
+        looking.result()
+        return found[0] if found else None
 
     def result(self) -> Found | None:
         outcome = list[Found | None]()
@@ -346,3 +348,14 @@ def test_who_answers_in_the_round_after_the_last_has_not_answered(monkeypatch: p
     assert shown.has_come == (not late)
     assert found == (Found("unanswered", "it is at these training steps") if late else None)
     assert max(shown.asked) == ANSWER_ROUNDS, "nobody asks after that"
+
+
+@pytest.mark.parametrize("bps", [8e3, 64e3, 1e6])
+def test_who_answers_and_lets_its_bytes_trickle_has_not_answered(monkeypatch: pytest.MonkeyPatch, bps: float) -> None:
+    """Some come all the time. The state takes 20 minutes, two and a half, or ten seconds."""
+    shown = Shown(monkeypatch, as_it_is)
+    shown.world.network.set_line(shown.world.ids[1], up_bps=bps, down_bps=None)
+    found, is_slow = shown.result(), bps < 1e6
+    assert shown.has_come == (not is_slow)
+    assert (None if found is None else found.outcome) == ("unanswered" if is_slow else None)
+    assert shown.head.round <= 2 + ANSWERED, "it takes twelve rounds, and no more"
