@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from weft.events import Entry
 from weft.log import read_jsonl
 
@@ -127,6 +129,10 @@ class Shell:
 
     def end(self) -> None:
         if self.process is not None:
+            with suppress(psutil.NoSuchProcess):  # the ranks of a site outlive who started them
+                for child in psutil.Process(self.process.pid).children(recursive=True):
+                    with suppress(psutil.NoSuchProcess):
+                        child.kill()
             self.process.kill()
             self.process.wait()
             if self.process.stdout is not None:
