@@ -95,7 +95,8 @@ def member(
     model: Annotated[
         str,
         typer.Argument(
-            help='Folder, or a run: its name, its digits, or "last"; or a folder of a member.', show_default=False
+            help='Folder, or a run: its name, its digits, or "last"; or a member: its name, or its folder.',
+            show_default=False,
         ),
     ],
     name: Annotated[str | None, typer.Option(help="What it is called here. Default: as the model is called.")] = None,
@@ -108,13 +109,13 @@ def member(
     from weft.compose.registry import Registry, copy_member, write_member
 
     registry = Registry(home_of(context))
-    if (Path(model) / MEMBER).exists():
-        source = Path(model)
-        called = require_name(source.resolve().name if name is None else name)
+    is_member = (Path(model) / MEMBER).exists()  # also where its weights were left behind
+    folder = Path(model) if is_member else find_checkpoint(model, home_of(context))
+    if (folder / MEMBER).exists():
+        called = require_name(folder.resolve().name if name is None else name)
         place = to or registry.place(called)
-        _told(copy_member(source, place, called), place)
+        _told(copy_member(folder, place, called), place)
         return
-    folder = find_checkpoint(model, home_of(context))
     say_loading()
     from weft.cli.model.trained import open_trained, say_which
 

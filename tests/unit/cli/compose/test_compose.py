@@ -63,6 +63,16 @@ def test_a_member_is_carried_to_another_machine_and_named_there(weft: Weft, kept
     assert "'theirs' is no member of this home" in weft("compose", "remove", "theirs").err
 
 
+def test_a_member_has_another_name_and_is_what_it_was(weft: Weft, kept: Kept, home: Path, tmp_path: Path) -> None:
+    assert weft("compose", "member", kept.folder, "--name", "english").code == 0
+    before = read_member(home / "members" / "english")
+    assert weft("compose", "member", "english", "--name", "other").code == 0
+    assert read_member(home / "members" / "other") == msgspec.structs.replace(before, name="other")
+    assert weft("compose", "member", "other", "--to", tmp_path / "carried").code == 0
+    assert read_member(tmp_path / "carried").run == kept.run.run
+    assert "exists" in weft("compose", "member", "english").err
+
+
 @pytest.mark.parametrize("name", ["a b", "../x", "", "x" * 65])
 def test_a_name_that_could_be_a_place_is_refused(weft: Weft, kept: Kept, name: str) -> None:
     answer = weft("compose", "member", kept.folder, "--name", name)
