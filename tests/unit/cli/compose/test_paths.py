@@ -295,3 +295,46 @@ def test_the_loss_of_paths_is_that_of_the_path_of_each_text(
         likely = model(torch.tensor(sample[None, :-1])).log_softmax(-1)[0]
         losses += [-float(likely[at - 1, sample[at]]) for at in range(32, len(sample))]
     assert report["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (("--levels", "0"), "a level of 0 modules"),
+        (("--levels=-3",), "a level of -3 modules"),
+        (("--levels", "1,1,1,1,1"), "a model of 1 layer"),
+        (("--seq-len", "1"), "samples have 34 tokens or more"),
+        (("--seq-len", "33"), "samples have 34 tokens or more"),
+        (("--heldout", "1e-320"), "the share of documents"),
+        (("--steps", "100001"), "steps is 100001"),
+        (("--rounds", "1000001"), "rounds is 1000001"),
+        (("--batch-size", "100001"), "batch_size is 100001"),
+        (("--levels", "2000"), "peers is 2000"),
+    ],
+)
+def test_numbers_that_no_folder_of_paths_can_have_are_refused_before_anything_is_read(
+    weft: Weft, home: Path, text: Path, tmp_path: Path, option: tuple[str, ...], words: str
+) -> None:
+    write(home, "seed", 1)
+    levels = () if "--levels" in option[0] else ("--levels", "2")
+    answer = weft("compose", "route", "seed", tmp_path / "talk", "--data", text, *levels, *option)
+    assert answer.code == 2, answer.err
+    assert words in answer.err
+    assert not (tmp_path / "talk").exists()
+
+
+def test_a_folder_of_paths_is_called_as_their_runs_can_be(weft: Weft, home: Path, text: Path, tmp_path: Path) -> None:
+    write(home, "seed", 1)
+    answer = weft("compose", "route", "seed", tmp_path / ("x" * 41), "--data", text, "--levels", "2")
+    assert answer.code == 2
+    assert "at most 40" in answer.err
+
+
+def test_nobody_trains_on_nothing_where_nothing_is_held_out(weft: Weft, home: Path, text: Path, tmp_path: Path) -> None:
+    write(home, "seed", 1)
+    line = ("compose", "route", "seed", tmp_path / "talk", "--data", text, "--levels", "2", "--heldout", "0")
+    answer = weft(*line)
+    assert answer.code == 0, answer.err
+    shared, _ = read_shared(tmp_path / "talk")
+    assert sum(shared.documents) == len(documents(40))
+    assert not any((tmp_path / "talk" / shard_of(way, is_heldout=True)).read_bytes() for way in shared.cut.paths)
