@@ -62,12 +62,14 @@ class Origin(Config, frozen=True, kw_only=True):
         of: digests of the weights of the members that it was made of.
         tokens: that were read in it.
         flops: that it took, forward and backward.
+        made: digest of the weights that came of it. What made the same weights is one thing, and counts once.
     """
 
     how: How
     of: tuple[_Hex, ...] = ()
     tokens: _Num = 0
     flops: _Num = 0
+    made: _Hex | None = None
 
 
 class Heldout(Config, frozen=True, kw_only=True):
@@ -107,21 +109,33 @@ class Member(Config, frozen=True, kw_only=True):
 
     @property
     def tokens(self) -> int:
-        return sum(each.tokens for each in self.origins)
+        return sum(each.tokens for each in _once(self.origins))
 
     @property
     def flops(self) -> int:
-        return sum(each.flops for each in self.origins)
+        return sum(each.flops for each in _once(self.origins))
 
     def trained_on(self, name: str, model: ModelConfig, weights: Digest, origin: Origin) -> "Member":
         """Return what it is after more training, under another name.
 
         Its texts and its held-out loss are not told any more: no run packed what it read last.
         """
-        origins = (*self.origins, origin)
+        origins = (*self.origins, msgspec.structs.replace(origin, made=weights))
         return msgspec.structs.replace(
             self, name=name, model=model, weights=weights, origins=origins, texts=(), heldout=None
         )
+
+
+def flops_together(members: Sequence[Member]) -> int | None:
+    """Return what members took together; what several began with counts once. None: of one it is not known."""
+    if not all(each.flops for each in members):
+        return None
+    return sum(each.flops for each in _once([origin for member in members for origin in member.origins]))
+
+
+def _once(origins: Sequence[Origin]) -> list[Origin]:
+    named = {each.made: each for each in origins if each.made is not None}
+    return [*named.values(), *(each for each in origins if each.made is None)]
 
 
 def require_name(name: str) -> str:

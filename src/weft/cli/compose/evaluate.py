@@ -32,7 +32,10 @@ _SAID: "dict[Control, str]" = {
     "monolith": "one model, trained whole",
     "seed": "what all paths began as",
 }
-_OF_PATHS: "dict[Control, str]" = _SAID | {"best single": "best single path, chosen on this text"}
+_OF_PATHS: "dict[Control, str]" = _SAID | {
+    "best single": "best single path, chosen on this text",
+    "ensemble": "all paths asked together, alike",
+}
 
 
 def evaluate(
@@ -120,20 +123,20 @@ def _require_word_of_monolith(monolith: str | None, no_monolith: bool, how: str 
 def _stack(folder: Path, told: "Stacked", home: Path, device: str, text: "Batch", monolith: Known | None) -> "Report":
     from weft.compose.composed import read_stack
     from weft.compose.controls import OF_STACKS, Report, Row, ensemble
-    from weft.compose.member import read_member
+    from weft.compose.member import flops_together, read_member
 
     read = reader(home, device)
     stack, grown = (read_stack(folder, each, read) for each in (told.stack, told.identity))
     apart = [read_stack(folder, _alone(name), read) for name in told.members]
     continued = read_stack(folder, _alone(told.continued), read)
     here = text.to(stack.space.embed.device)
-    flops = [read_member(folder / name).flops for name in told.members]
+    members = [read_member(folder / name) for name in told.members]
+    flops, together = [each.flops for each in members], flops_together(members)
     alone = tuple(
         Row(name, each.losses(here), number or None)
         for name, each, number in zip(told.members, apart, flops, strict=True)
     )
     best = told.members.index(told.best)
-    together = sum(flops) if all(flops) else None
 
     def on(base: int | None) -> int | None:
         """Return the operations of what was trained on from there, as long as the stack."""
@@ -209,18 +212,18 @@ def _apart(
 ) -> "tuple[list[Transformer], Batch, tuple[Row, ...], int | None]":
     """Return the members, the text where they compute, their losses, and what they took together, if that is known."""
     from weft.compose.controls import Row, losses
-    from weft.compose.member import read_member
+    from weft.compose.member import flops_together, read_member
     from weft.model.flat import assemble
 
     read = reader(home, device)
     models = [assemble(*read(folder / name)) for name in told.members]
     here = text.to(models[0].embed.weight.device)
-    flops = [read_member(folder / name).flops for name in told.members]
+    members = [read_member(folder / name) for name in told.members]
     alone = tuple(
-        Row(name, losses(each, here), number or None)
-        for name, each, number in zip(told.members, models, flops, strict=True)
+        Row(name, losses(each, here), member.flops or None)
+        for name, each, member in zip(told.members, models, members, strict=True)
     )
-    return models, here, alone, sum(flops) if all(flops) else None
+    return models, here, alone, flops_together(members)
 
 
 def _require_monolith(there: Known, folder: Path, told: "Composed") -> None:
@@ -293,18 +296,21 @@ def _lines(title: str, report: "Report", said: "Mapping[Control, str]" = _SAID) 
             continue
         away, error = paired(report.composed.losses, each.losses)
         found = f"{away:+.3f} ± {error:.3f}, {verdict(report.composed.losses, each.losses)}"
-        lines.append(row(said[name], each, found + _less(name, each, report.composed)))
+        lines.append(row(said[name], each, found + _computing(name, each, report.composed)))
     return lines
 
 
-def _less(name: "Control", row: "Row", composed: "Row") -> str:
+def _computing(name: "Control", row: "Row", composed: "Row") -> str:
     """Return what is said of one model that was trained whole, but not with as much computing."""
-    if name != "monolith" or composed.flops is None:
+    if name != "monolith":
         return ""
-    if row.flops is None:
-        return "; what it took is not known"
+    if row.flops is None or composed.flops is None:
+        unknown = "it" if row.flops is None else composed.name
+        return f"; what {unknown} took is not known"
     share = row.flops / composed.flops
-    return "" if share >= AS_MUCH else f"; it took {share:.2g} of the computing"
+    if share < AS_MUCH:
+        return f"; it took {share:.2g} of the computing"
+    return f"; it took {share:.3g} times the computing" if share > 1 / AS_MUCH else ""
 
 
 def _tree(report: "Report") -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.cli.compose.described import described
 from weft.cli.compose.parts import USUAL_BATCH
 from weft.cli.home import find_checkpoint, home_of
 from weft.cli.options import own_source
@@ -82,6 +83,7 @@ def route(
     )
     from weft.compose.paths.levels import Levels, LevelsConfig
     from weft.compose.paths.routing import PREFIX, RoutingConfig, generative, shards
+    from weft.compose.registry import write_member
     from weft.compose.space import numbers_digest
     from weft.model.config import plain
     from weft.model.weights import whole_folder, write_json
@@ -116,7 +118,7 @@ def route(
     router = generative(RoutingConfig(), cut, read[:: -(-len(read) // MOST_ROUTED)], named, seed)
     counted = []
     with whole_folder(folder, last=RECORD) as inner:
-        trained.export(inner / SEED)
+        write_member(inner / SEED, described("seed", trained, home_of(context)), trained.export)
         (inner / ROUTER).write_bytes(router.to_bytes())
         for way, shard in zip(cut.paths, shards(router.scores(z), least=RoutingConfig().least), strict=True):
             chosen = [pieces[number] for number in shard.tolist()]

@@ -1,6 +1,6 @@
 """What all who train paths have: how the model is cut, who reads what, and how long they train.
 
-    talk/ seed/                        the model that all paths begin as, and whose features route documents
+    talk/ seed/                        the model that all paths begin as, and whose features route documents: a member
           router.bin                   which path a document takes, by its first tokens
           path-0.1.jsonl               documents of a path; path-0.1.heldout.jsonl: what nobody trains on
           paths.json                   levels, steps, rounds
@@ -24,11 +24,13 @@ from weft.compose.paths.levels import Levels, LevelsConfig, Module, Path
 from weft.compose.paths.outer import OuterStepConfig, nesterov
 from weft.compose.paths.routing import PREFIX, Router
 from weft.config import Config, from_tree
+from weft.cost.training import flops_per_token
 from weft.errors import ConfigError, WireError
 from weft.ids import Digest
 from weft.model.config import ModelConfig
 from weft.run.config import SyncConfig
 from weft.sync.method.presets import DiLoCoConfig
+from weft.training.device import decoder
 
 FORMAT = 1
 RECORD, ROUTER, SEED, TRAINED = "paths.json", "router.bin", "seed", "trained"
@@ -81,6 +83,12 @@ class SharedPaths(Config, frozen=True, kw_only=True):
     def weight(self, path: Path) -> int:
         """Return how many samples a step of a path counts as: alpha, by its documents."""
         return max(1, round(WHOLE * self.documents[self.cut.number_of(path)] / max(self.documents)))
+
+    @property
+    def flops(self) -> int:
+        """Return the operations of training all paths, beside what the model took that they began as."""
+        tokens = self.rounds * self.steps * self.batch_size * self.seq_len * len(self.cut.paths)
+        return int(tokens * flops_per_token(decoder(self.model), self.seq_len))
 
     def founder(self, module: Module) -> Path:
         """Return the path that begins a module's run: the first that contains it."""

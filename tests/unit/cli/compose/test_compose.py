@@ -1,18 +1,19 @@
 """`weft compose`: spaces and members from the command line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from unit.cli.small import Kept, Weft
-from weft.compose.member import Member, read_member
+from unit.cli.small import RUN, Kept, Weft, as_trained, saved
+from weft.compose.member import Member, flops_together, read_member
 from weft.compose.space import read_space
 from weft.data.tokenizer import ByteTokenizer
 from weft.model.flat import assemble
 from weft.model.weights import read_folder
-from weft.peer.state.checkpoint import load_model
+from weft.peer.state.checkpoint import load, load_model, save
 from weft.store.chunks import raw
 from weft.wire import digest
 
@@ -71,6 +72,30 @@ def test_a_member_has_another_name_and_is_what_it_was(weft: Weft, kept: Kept, ho
     assert weft("compose", "member", "other", "--to", tmp_path / "carried").code == 0
     assert read_member(tmp_path / "carried").run == kept.run.run
     assert "exists" in weft("compose", "member", "english").err
+
+
+def test_what_the_beginning_of_a_run_took_counts_where_it_is_a_member(
+    weft: Weft, kept: Kept, run_path: Path, home: Path
+) -> None:
+    as_trained(kept.folder, 3, 1, tokens=320)
+    shape = RUN[RUN.index("[model]") : RUN.index("[data")]
+    on = run_path.with_name("on.toml")
+    assert weft("compose", "member", kept.folder, "--to", run_path.parent / "seed").code == 0
+    on.write_text(RUN.replace(shape, f'[model]\ntype = "folder"\npath = "{run_path.parent / "seed"}"\n'))
+    folder = saved(on, home).folder
+    as_trained(folder, 2, 1, tokens=160)
+    snapshot = load(folder)
+    save(folder, replace(snapshot, replicated={"outer": 1.1 * snapshot.replicated["outer"]}))
+    answer = weft("compose", "member", folder, "--name", "alone")
+    assert "no member of this home: what that took is not counted" in answer.err
+    assert read_member(home / "members" / "alone").tokens == 160
+    assert weft("compose", "member", run_path.parent / "seed").code == 0
+    assert "its run began with seed: what that took counts" in weft("compose", "member", folder, "--name", "on").err
+    seed, member = (read_member(home / "members" / name) for name in ("seed", "on"))
+    assert (member.parent, member.is_seeded) == (seed.weights, False)
+    assert member.origins[:-1] == seed.origins
+    assert (member.tokens, member.origins[-1].made) == (480, member.weights)
+    assert flops_together([member, seed]) == member.flops  # what both have is counted once
 
 
 @pytest.mark.parametrize("name", ["a b", "../x", "", "x" * 65])

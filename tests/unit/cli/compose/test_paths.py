@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from unit.cli.compose.made import WORDS, write
+from unit.cli.compose.made import FLOPS, WORDS, write
 from unit.cli.small import Weft
 from unit.compose.experts.texts import documents
 from weft.cli.model.trained import open_trained
@@ -22,11 +22,13 @@ from weft.compose.paths.folder import SEED, TRAINED, called, path_called, path_o
 from weft.compose.paths.levels import Module
 from weft.compose.paths.reading import Reader
 from weft.compose.paths.serving import Paths
+from weft.cost.training import flops_per_token
 from weft.engine.draw import Drawing
 from weft.engine.engine import Serves
 from weft.engine.text import Wanted
 from weft.errors import ConfigError
 from weft.inference.sample import Sampling
+from weft.training.device import decoder
 
 
 @pytest.fixture
@@ -244,7 +246,7 @@ def test_paths_are_told_beside_each_of_them_and_what_they_began_as(
     for every in (None, EVERY):
         again = () if every is None else ("--route-every", every)
         report = json.loads(weft(*given, "--no-monolith", "--json", *again).out)
-        assert set(report["controls"]) == {"best single", "seed", "monolith"}
+        assert set(report["controls"]) == {"best single", "ensemble", "seed", "monolith"}
         assert report["controls"]["monolith"] is None
         alone = {each["name"]: each["loss"] for each in report["members"]}
         assert report["controls"]["best single"]["loss"] == min(alone.values())
@@ -257,8 +259,22 @@ def test_paths_are_told_beside_each_of_them_and_what_they_began_as(
         each | {key: other_one[key] for key in ("difference", "error", "it_is")}
         for each, other_one in zip(reports[None]["members"], reports[EVERY]["members"], strict=True)
     ]
-    write(home, "large", 3)
+    shared, _ = read_shared(trained)
+    tokens = 3 * 2 * 8 * 48 * 2  # rounds, steps, samples, tokens of each, paths
+    took = FLOPS + int(tokens * flops_per_token(decoder(shared.model), 48))
+    report = reports[None]
+    assert report["flops"] == report["controls"]["ensemble"]["flops"] == took
+    assert report["controls"]["seed"]["flops"] == FLOPS
+    assert min(alone.values()) - 1.0 < report["controls"]["ensemble"]["loss"] < sum(alone.values()) / 2
+    write(home, "large", 3, flops=took // 2)
     answer = weft(*given, "--monolith", "large", "--route-every", EVERY)
+    assert "it took 0.5 of the computing" in answer.out
+    shutil.rmtree(home / "members" / "large")
+    write(home, "large", 3, flops=3 * took)
+    assert "it took 3 times the computing" in weft(*given, "--monolith", "large").out
+    shutil.move(trained / SEED / "member.json", tmp_path / "member.json")
+    assert "what talk took is not known" in weft(*given, "--monolith", "large").out
+    shutil.move(tmp_path / "member.json", trained / SEED / "member.json")
     assert answer.code == 0, answer.err
     said = answer.out
     assert "2 paths, routed every 8 tokens" in said
