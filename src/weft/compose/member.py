@@ -32,7 +32,7 @@ _Name = Annotated[str, Meta(pattern=_NAME)]
 _Num = Annotated[int, Meta(ge=0)]
 
 Latents = Literal["none", "previous", "same", "denoise"]
-"""What else than embeddings it has learnt to read: its own outputs, or noisy ones."""
+"""Its own outputs of the token before, or of the same, or noisy ones."""
 How = Literal[
     "trained",
     "stitch",
@@ -90,6 +90,7 @@ class Member(Config, frozen=True, kw_only=True):
         is_seeded: that vector is random; else it had learnt something.
         run: that trained it; None: no run of weft.
         texts: shards that it was trained on; none: they are private, or nobody knows.
+        latents: what else than embeddings it has learnt to read. No run trains a member so.
     """
 
     format: int = FORMAT
@@ -157,11 +158,22 @@ def texts_of(index: DataIndex) -> tuple[TextOf, ...]:
 
 def overlap(one: Member, other: Member) -> float | None:
     """Return the share of one's text that another was trained on, too; None: nobody knows."""
-    if not one.texts or not other.texts:
+    both, total = {each.digest for each in other.texts}, sum(each.num_tokens for each in one.texts)
+    if not both or not total:
         return None
-    both = {each.digest for each in other.texts}
-    total = sum(each.num_tokens for each in one.texts)
     return sum(each.num_tokens for each in one.texts if each.digest in both) / total
+
+
+def require_weights(member: Member, found: Digest, folder: Path) -> None:
+    """
+    Raises:
+        ConfigError: the weights beside a member are not those that it tells of.
+    """
+    if found != member.weights:
+        raise ConfigError(
+            f"{folder / MEMBER} tells of the weights {short(member.weights)}, and beside it are {short(found)}: one of "
+            f"them was altered. Copy the member's folder again. If it is another model now, remove {MEMBER}."
+        )
 
 
 def require_one_parent(members: Sequence[Member]) -> None:

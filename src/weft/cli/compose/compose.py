@@ -22,6 +22,8 @@ from weft.ids import several, short
 from weft.progress import Meter
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from weft.compose.member import Member
 
 ModelName = Annotated[
@@ -156,14 +158,26 @@ def list_members(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         import msgspec
 
-        told = {"members": [*found.values()], "composed": made}
+        told = {"members": [*found.values()], "composed": made, "overlaps": _overlaps(found)}
         typer.echo(json.dumps(msgspec.to_builtins(told)))
         return
-    for each in found.values():
-        typer.echo(_line(each))
+    shared = _overlaps(found)
+    for name, each in found.items():
+        others = [f"{share:.0%} with {other}" for other, share in shared.get(name, {}).items() if share]
+        typer.echo(_line(each) + (f"; of its text it shares {', '.join(others)}" if others else ""))
     for one in made:
         typer.echo(f"{one.name}: {one.kind} of {', '.join(one.members)}")
     tell(f"{several(len(found), 'member')} in this home" + (f", {len(made)} composed" if made else ""))
+
+
+def _overlaps(found: "Mapping[str, Member]") -> dict[str, dict[str, float]]:
+    """Return which share of each member's text each other was trained on, too, where both tell of theirs."""
+    from weft.compose.member import overlap
+
+    shares = {
+        name: {other: overlap(one, found[other]) for other in found if other != name} for name, one in found.items()
+    }
+    return {name: told for name, each in shares.items() if (told := {k: v for k, v in each.items() if v is not None})}
 
 
 def remove(

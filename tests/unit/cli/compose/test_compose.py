@@ -1,21 +1,26 @@
 """`weft compose`: spaces and members from the command line."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from unit.cli.small import RUN, Kept, Weft, as_trained, saved
-from weft.compose.member import Member, flops_together, read_member
+from unit.cli.compose.made import write_all
+from unit.cli.small import RUN, TEXT, Kept, Weft, as_trained, saved
+from weft.compose.member import Member, TextOf, flops_together, read_member
 from weft.compose.space import read_space
 from weft.data.tokenizer import ByteTokenizer
+from weft.ids import Digest
 from weft.model.flat import assemble
-from weft.model.weights import read_folder
+from weft.model.weights import read_folder, write_json
 from weft.peer.state.checkpoint import load, load_model, save
 from weft.store.chunks import raw
 from weft.wire import digest
+
+SHARDS = [("few", "a"), ("most", "abcd"), ("other", "e")]
 
 
 def test_a_space_has_the_ends_of_a_model(weft: Weft, kept: Kept, tmp_path: Path) -> None:
@@ -111,3 +116,40 @@ def test_a_member_whose_weights_were_left_behind_is_refused(weft: Weft, kept: Ke
     assert "holds no weights" in weft("compose", "member", tmp_path / "carried").err
     (tmp_path / "carried" / "member.json").write_text("{}")
     assert "cannot be read" in weft("compose", "member", tmp_path / "carried").err
+
+
+def test_members_whose_weights_are_others_are_refused_wherever_they_are_read(
+    weft: Weft, home: Path, tmp_path: Path
+) -> None:
+    write_all(home, ["a", "b"])
+    (tmp_path / "text.txt").write_text(TEXT)
+    members = home / "members"
+    shutil.copy(members / "a" / "model.safetensors", members / "b" / "model.safetensors")
+    given = ("--data", tmp_path / "text.txt")
+    short = ("--seq-len", "16")
+    for line in (
+        ("eval", "b", *given),
+        ("compose", "select", "a", "b", *given, *short),
+        ("compose", "align", "a", "b", *given, *short, "--name", "x"),
+        ("compose", "mix", "a", "b", *given, *short, "--name", "x"),
+        ("compose", "mix", "a", "b", *given, *short, "--name", "x", "--how", "soup"),
+        ("compose", "merge", "a", "b", *given, *short, "--name", "x"),
+        ("compose", "route", "b", tmp_path / "talk", *given, "--levels", "1"),
+    ):
+        answer = weft(*line)
+        assert answer.code == 2, line
+        assert "one of them was altered" in answer.err, line
+
+
+def test_the_list_tells_how_much_of_its_text_a_member_shares(weft: Weft, home: Path) -> None:
+    texts = {name: tuple(TextOf(digest=Digest(each * 64), num_tokens=10) for each in has) for name, has in SHARDS}
+    for member in write_all(home, [*texts, "silent"]):
+        told = msgspec.structs.replace(member, texts=texts.get(member.name, ()))
+        write_json(home / "members" / member.name / "member.json", told)
+    said = weft("compose", "list").out.splitlines()
+    assert said[0].endswith("; of its text it shares 100% with most")
+    assert said[1].endswith("; of its text it shares 25% with few")
+    assert "shares" not in said[2] + said[3]
+    found = json.loads(weft("compose", "list", "--json").out)["overlaps"]
+    assert found["few"] == {"most": 1.0, "other": 0.0}
+    assert "silent" not in found
