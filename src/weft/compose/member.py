@@ -191,19 +191,6 @@ def require_one_parent(members: Sequence[Member]) -> None:
             )
 
 
-def require_one_tokenizer(members: Sequence[Member]) -> None:
-    """
-    Raises:
-        ConfigError: members read text in different tokens.
-    """
-    for each in members[1:]:
-        if each.tokenizer != members[0].tokenizer:
-            raise ConfigError(
-                f"{members[0].name} and {each.name} have different tokenizers, so their tokens cannot be compared. "
-                "Choose members of one tokenizer."
-            )
-
-
 def _called(digest: str | None) -> str:
     return "unknown" if digest is None else short(digest)
 

@@ -3,15 +3,7 @@
 import msgspec
 import pytest
 
-from weft.compose.member import (
-    Member,
-    Origin,
-    TextOf,
-    flops_together,
-    overlap,
-    require_one_parent,
-    require_one_tokenizer,
-)
+from weft.compose.member import Member, Origin, TextOf, flops_together, overlap, require_one_parent
 from weft.errors import ConfigError
 from weft.ids import Digest
 from weft.model.config import named
@@ -37,12 +29,6 @@ def test_weights_are_averaged_of_members_that_began_alike_alone() -> None:
     for changes in ({"parent": B}, {"parent": None}, {"model": named("tiny", 257, 64)}):
         with pytest.raises(ConfigError, match="one and two cannot be averaged"):
             require_one_parent([member("one"), member("two", **changes)])
-
-
-def test_members_of_other_tokens_are_not_compared() -> None:
-    require_one_tokenizer([member("one"), member("two")])
-    with pytest.raises(ConfigError, match="different tokenizers"):
-        require_one_tokenizer([member("one"), member("two", tokenizer=B)])
 
 
 def test_what_it_took_is_the_sum_of_all_that_was_done() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.compose.parts import AsJson, Device, HeldOut, Known, known_one, reader, samples
+from weft.cli.compose.parts import AsJson, Device, HeldOut, Known, known_one, reader, require_one_tokenizer, samples
 from weft.cli.compose.routed import Routed, measured
 from weft.cli.home import home_of
 from weft.cli.settings import refuse_idle
@@ -87,7 +87,7 @@ def evaluate(
     tokenizer, _ = open_words(str(folder / told.members[0]), home)
     text, _ = samples(tokenizer, data, told.seq_len, windows, unlike=told.text)
     if whole is not None:
-        _require_monolith(whole, folder, told)
+        _require_monolith(whole, folder, told, home)
     match told:
         case Stacked():
             report = _stack(folder, told, home, device, text, whole)
@@ -226,15 +226,15 @@ def _apart(
     return models, here, alone, flops_together(members)
 
 
-def _require_monolith(there: Known, folder: Path, told: "Composed") -> None:
+def _require_monolith(there: Known, folder: Path, told: "Composed", home: Path) -> None:
     """
     Raises:
         ConfigError: what is to be told beside a composed model is a member of it, or reads other tokens, or fewer.
     """
-    from weft.compose.member import read_member, require_one_tokenizer
+    from weft.compose.member import read_member
 
     members = [read_member(folder / name) for name in told.members]
-    require_one_tokenizer([members[0], there.member])
+    require_one_tokenizer(home, [Known(folder / told.members[0], members[0]), there])
     if there.member.weights in {each.weights for each in members}:
         raise ConfigError(f"--monolith {there.member.name}: a member of {told.name} itself. Name one trained whole.")
     if there.member.model.max_seq_len < told.seq_len:

@@ -51,6 +51,7 @@ def measured(
     from weft.compose.paths.features import token_losses
     from weft.compose.paths.folder import SEED, path_called, read_shared, trained_folders
     from weft.compose.paths.reading import Reader
+    from weft.data.tokenizer import work_alike
 
     shared, router = read_shared(folder)
     folders, num_words = trained_folders(folder, shared), shared.seq_len + 1
@@ -64,7 +65,7 @@ def measured(
             f"--route-every {every}: samples have {shared.seq_len} tokens, so none is routed again. Choose less."
         )
     begun = open_trained(str(folder / SEED), home)
-    text, named = samples(begun.tokenizer, data, shared.seq_len, windows)
+    text, _ = samples(begun.tokenizer, data, shared.seq_len, windows)
     words = torch.cat([text.tokens, text.targets[:, -1:]], 1).numpy()
     trained = {path: open_trained(str(at), home) for path, at in folders.items()}
     models = {path: each.on(device) for path, each in trained.items()}
@@ -87,9 +88,7 @@ def measured(
     whole = None
     if monolith is not None:
         large = open_trained(str(monolith.folder), home)
-        # By what it makes of the text: one tokenizer has several digests, as a run and as a folder.
-        is_alike = samples(large.tokenizer, data, shared.seq_len, windows)[1] == named
-        if not is_alike or large.config.max_seq_len < shared.seq_len:
+        if not work_alike(large.tokenizer, begun.tokenizer) or large.config.max_seq_len < shared.seq_len:
             raise ConfigError(
                 f"--monolith {monolith.member.name}: it has another tokenizer than the paths, or reads fewer than "
                 f"{shared.seq_len} tokens. Name one that reads what they read."

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from unit.cli.compose.made import WORDS, write, write_all
-from unit.cli.small import Weft
+from unit.cli.small import Kept, Weft
 from unit.compose.experts.texts import documents
 from weft.cli.serve.composed import load_composed
 from weft.cli.serve.loading import How
@@ -14,6 +14,7 @@ from weft.compose.asking import weighting_of
 from weft.compose.composed import Experts, read_composed
 from weft.compose.experts.ensemble import Distance, Posterior, TopK, Uniform
 from weft.compose.member import read_member
+from weft.data.tokenizer import JsonTokenizer
 from weft.engine.draw import Drawing
 from weft.engine.text import Wanted
 from weft.model.weights import read_folder
@@ -140,3 +141,21 @@ def test_what_cannot_be_mixed_is_refused(weft: Weft, home: Path, text: Path, lin
     answer = weft("compose", "mix", *line, "--data", text, "--name", "x")
     assert answer.code == 2
     assert words in answer.err
+
+
+def test_a_tokenizer_is_one_by_what_it_does(weft: Weft, kept: Kept, home: Path, text: Path, tmp_path: Path) -> None:
+    """An exported folder has the run's tokenizer as a file, which has another digest."""
+    assert weft("compose", "member", kept.folder, "--name", "ours").code == 0
+    assert weft("export", kept.folder, tmp_path / "folder").code == 0
+    assert weft("compose", "member", tmp_path / "folder", "--name", "theirs").code == 0
+    ours, theirs = (read_member(home / "members" / name) for name in ("ours", "theirs"))
+    assert ours.tokenizer != theirs.tokenizer
+    mixed = weft("compose", "mix", "ours", "theirs", "--data", text, "--name", "both", *SHORT)
+    assert mixed.code == 0, mixed.err
+    (tmp_path / "other.txt").write_text("the comet and the anchor, with a pear from the orbit. " * 40)
+    write(home, "whole", 3)
+    given = ("compose", "evaluate", "both", "--data", tmp_path / "other.txt", "--monolith", "whole")
+    assert weft(*given).code == 0
+    other = JsonTokenizer(WORDS.to_json().replace(b'"a":97', b'"a":98').replace(b'"b":98', b'"b":97'), 256)
+    (home / "members" / "theirs" / "tokenizer.json").write_bytes(other.to_json())
+    assert "have different tokenizers" in weft("compose", "mix", "ours", "theirs", "--data", text, "--name", "x").err
