@@ -60,16 +60,16 @@ class Registry:
             "`weft compose member MODEL` makes one of a model."
         )
 
-    def holding(self, weights: Digest) -> Path | None:
+    def holding(self, weights: Digest, besides: Path | None = None) -> Path | None:
         """Return the folder of a member with these weights, of several the one that says most of what was done.
 
-        None: there is none. What cannot be read is passed over.
+        None: there is none but `besides`. What cannot be read is passed over.
         """
         found = list[tuple[int, Path]]()
         for file in sorted(self.folder.glob(f"[!.]*/{MEMBER}")):
             with suppress(ConfigError):
                 member = read_member(file.parent)
-                if member.weights == weights:
+                if member.weights == weights and file.parent != besides:
                     found.append((member.flops, file.parent))
         return max(found, key=lambda each: each[0])[1] if found else None
 

@@ -7,8 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.compose.parts import AsJson, Device, HeldOut, Known, known_one, reader, require_one_tokenizer, samples
+from weft.cli.compose.parts import (
+    AsJson,
+    Device,
+    HeldOut,
+    Known,
+    known_one,
+    reader,
+    require_one_tokenizer,
+    samples,
+    seq_len_of,
+)
 from weft.cli.compose.routed import Routed, measured
+from weft.cli.compose.souped import ingredients, soup_at
+from weft.cli.compose.souped import told as told_of_soup
 from weft.cli.home import home_of
 from weft.cli.settings import refuse_idle
 from weft.cli.terminal import say_loading
@@ -16,7 +28,7 @@ from weft.errors import ConfigError
 from weft.ids import several
 
 if TYPE_CHECKING:
-    from weft.compose.composed import Composed, Experts, Merged, Places, Stacked
+    from weft.compose.composed import Experts, Merged, Places, Stacked
     from weft.compose.controls import Control, Report, Row
     from weft.data.rows import Batch
     from weft.data.tokenizer import Tokenizer
@@ -36,12 +48,16 @@ _OF_PATHS: "dict[Control, str]" = _SAID | {
     "best single": "best single path, chosen on this text",
     "ensemble": "all paths asked together, alike",
 }
+_OF_SOUPS: "dict[Control, str]" = _SAID | {"best single": "best single member, chosen on this text"}
 
 
 def evaluate(
     context: typer.Context,
     model: Annotated[
-        str, typer.Argument(help="Name of a composed model, its folder, or a folder of paths.", show_default=False)
+        str,
+        typer.Argument(
+            help="Name of a composed model or of a soup, its folder, or a folder of paths.", show_default=False
+        ),
     ],
     data: HeldOut,
     monolith: Annotated[
@@ -66,6 +82,7 @@ def evaluate(
 ) -> None:
     """Print the loss of a composed model beside its controls."""
     from weft.compose.composed import Experts, Merged, Stacked, find_composed, folder_of, read_composed
+    from weft.compose.member import read_member
     from weft.compose.paths.folder import has_paths
 
     home = home_of(context)
@@ -76,6 +93,15 @@ def evaluate(
         _tell_paths(measured(Path(model), home, data, windows, device, route_every, whole), route_every, as_json)
         return
     refuse_idle(context, "it is of paths", "route_every")
+    if folder_of(model, home) is None and (soup := soup_at(model, home)) is not None:
+        _require_word_of_monolith(monolith, no_monolith)
+        whole = None if monolith is None else known_one(context, monolith)
+        say_loading()
+        report, (num, seq_len) = _souped(soup, home, device, data, windows, whole)
+        _tell(
+            f"the mean of {', '.join(each.name for each in report.members)}", report, num, seq_len, as_json, _OF_SOUPS
+        )
+        return
     folder = find_composed(model, home)
     told = read_composed(folder)
     how = f" (`weft compose plan {' '.join(told.members)}` says how to train it)" if isinstance(told, Stacked) else ""
@@ -87,7 +113,8 @@ def evaluate(
     tokenizer, _ = open_words(str(folder / told.members[0]), home)
     text, _ = samples(tokenizer, data, told.seq_len, windows, unlike=told.text)
     if whole is not None:
-        _require_monolith(whole, folder, told, home)
+        members = [Known(folder / name, read_member(folder / name)) for name in told.members]
+        _require_monolith(whole, told.name, members, told.seq_len, home)
     match told:
         case Stacked():
             report = _stack(folder, told, home, device, text, whole)
@@ -95,14 +122,7 @@ def evaluate(
             report = _experts(folder, told, tokenizer, home, device, text, whole)
         case Merged():
             report = _merged(folder, told, home, device, text, whole)
-    if as_json:
-        typer.echo(json.dumps(_tree(report)))
-        return
-    num, seq_len = text.tokens.shape
-    typer.echo(f"nats a token, over {several(num, 'sample')} of {several(seq_len, 'token')}")
-    between = " > " if report.exits else " + "
-    for line in _lines(f"{told.name}: {between.join(told.members)}", report):
-        typer.echo(line)
+    _tell((" > " if report.exits else " + ").join(told.members), report, *text.tokens.shape, as_json)
 
 
 def _require_word_of_monolith(monolith: str | None, no_monolith: bool, how: str = "") -> None:
@@ -207,6 +227,22 @@ def _merged(folder: Path, told: "Merged", home: Path, device: str, text: "Batch"
     )
 
 
+def _souped(
+    soup: Known, home: Path, device: str, data: Sequence[str], windows: int, monolith: Known | None
+) -> "tuple[Report, tuple[int, int]]":
+    """Return the report of a soup, and how many samples of how many tokens it is of."""
+    from weft.cli.model.trained import open_words, place
+
+    parts = ingredients(soup, home)
+    seq_len = seq_len_of([soup.member], None)
+    if monolith is not None:
+        _require_monolith(monolith, soup.member.name, [soup, *parts], seq_len, home)
+    tokenizer, _ = open_words(str(soup.folder), home)
+    text = samples(tokenizer, data, seq_len, windows)[0].to(place(device))
+    num, length = text.tokens.shape
+    return told_of_soup(soup, parts, text, home, device, _monolith(monolith, home, device, text)), (num, length)
+
+
 def _apart(
     folder: Path, told: "Experts | Merged", home: Path, device: str, text: "Batch"
 ) -> "tuple[list[Transformer], Batch, tuple[Row, ...], int | None]":
@@ -226,21 +262,23 @@ def _apart(
     return models, here, alone, flops_together(members)
 
 
-def _require_monolith(there: Known, folder: Path, told: "Composed", home: Path) -> None:
+def _require_monolith(there: Known, name: str, members: Sequence[Known], seq_len: int, home: Path) -> None:
     """
+    Args:
+        name: of the composed model.
+        members: of which none is the one that was trained whole.
+        seq_len: of the samples.
+
     Raises:
         ConfigError: what is to be told beside a composed model is a member of it, or reads other tokens, or fewer.
     """
-    from weft.compose.member import read_member
-
-    members = [read_member(folder / name) for name in told.members]
-    require_one_tokenizer(home, [Known(folder / told.members[0], members[0]), there])
-    if there.member.weights in {each.weights for each in members}:
-        raise ConfigError(f"--monolith {there.member.name}: a member of {told.name} itself. Name one trained whole.")
-    if there.member.model.max_seq_len < told.seq_len:
+    require_one_tokenizer(home, [members[0], there])
+    if there.member.weights in {each.member.weights for each in members}:
+        raise ConfigError(f"--monolith {there.member.name}: a member of {name} itself. Name one trained whole.")
+    if there.member.model.max_seq_len < seq_len:
         raise ConfigError(
             f"--monolith {there.member.name} reads {there.member.model.max_seq_len} tokens, and samples have "
-            f"{told.seq_len}. Name one that reads as many."
+            f"{seq_len}. Name one that reads as many."
         )
 
 
@@ -261,6 +299,17 @@ def _alone(name: str) -> "Places":
 
 
 # --- what is told ---
+
+
+def _tell(
+    made_of: str, report: "Report", num: int, seq_len: int, as_json: bool, said: "Mapping[Control, str]" = _SAID
+) -> None:
+    if as_json:
+        typer.echo(json.dumps(_tree(report)))
+        return
+    typer.echo(f"nats a token, over {several(num, 'sample')} of {several(seq_len, 'token')}")
+    for line in _lines(f"{report.composed.name}: {made_of}", report, said):
+        typer.echo(line)
 
 
 def _tell_paths(found: Routed, every: int | None, as_json: bool) -> None:
