@@ -122,7 +122,8 @@ def evaluate(
             report = _experts(folder, told, tokenizer, home, device, text, whole)
         case Merged():
             report = _merged(folder, told, home, device, text, whole)
-    _tell((" > " if report.exits else " + ").join(told.members), report, *text.tokens.shape, as_json)
+    num, seq_len = text.tokens.shape
+    _tell((" > " if report.exits else " + ").join(told.members), report, num, seq_len, as_json)
 
 
 def _require_word_of_monolith(monolith: str | None, no_monolith: bool, how: str = "") -> None:

@@ -134,8 +134,8 @@ def require_usable(shared: SharedPaths) -> None:
             f"samples have {LEAST_SEQ_LEN} tokens or more. Take longer ones, and a model that reads as many."
         )
     from_tree(_tree(shared), SharedPaths, where="these paths")
-    for module in shared.cut.modules:
-        from_tree(_tree(shared.run_of(module)), SyncConfig, where=f"the run of module {called(module)}")
+    largest = max(shared.cut.modules, key=shared.cut.num_sharing)  # of its run all numbers are largest
+    from_tree(_tree(shared.run_of(largest)), SyncConfig, where=f"the run of module {called(largest)}")
 
 
 def _tree(record: Config) -> dict[str, Any]:
