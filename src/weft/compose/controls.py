@@ -13,7 +13,7 @@
 
 Experts that are asked together have no training of their own: they are told beside `best single`, `ensemble` and
 `monolith`. A mixture has no layers that could change nothing: it is told beside all but `identity` and `seed`. Paths
-are told beside the best of them, chosen on the same text, beside `seed` and `monolith`.
+are told beside the best of them, chosen on the same text, and beside all of them asked together, `seed` and `monolith`.
 
 Differences are paired: of the same sequences, with the standard error of their mean. Below `TIE` nats, or two standard
 errors, they are ties.
@@ -40,7 +40,7 @@ Control = Literal["best single", "ensemble", "identity", "copy", "depth up-scali
 OF_STACKS: tuple[Control, ...] = ("best single", "ensemble", "identity", "continued", "monolith")
 OF_EXPERTS: tuple[Control, ...] = ("best single", "ensemble", "monolith")
 OF_MIXTURES: tuple[Control, ...] = ("best single", "ensemble", "continued", "monolith")
-OF_PATHS: tuple[Control, ...] = ("best single", "seed", "monolith")
+OF_PATHS: tuple[Control, ...] = ("best single", "ensemble", "seed", "monolith")
 
 Losses = Float32[Tensor, " sequences"]
 

@@ -32,7 +32,7 @@ _Name = Annotated[str, Meta(pattern=_NAME)]
 _Num = Annotated[int, Meta(ge=0)]
 
 Latents = Literal["none", "previous", "same", "denoise"]
-"""What else than embeddings it has learnt to read: its own outputs, or noisy ones."""
+"""Its own outputs of the token before, or of the same, or noisy ones."""
 How = Literal[
     "trained",
     "stitch",
@@ -62,12 +62,14 @@ class Origin(Config, frozen=True, kw_only=True):
         of: digests of the weights of the members that it was made of.
         tokens: that were read in it.
         flops: that it took, forward and backward.
+        made: digest of the weights that came of it. What made the same weights is one thing, and counts once.
     """
 
     how: How
     of: tuple[_Hex, ...] = ()
     tokens: _Num = 0
     flops: _Num = 0
+    made: _Hex | None = None
 
 
 class Heldout(Config, frozen=True, kw_only=True):
@@ -88,6 +90,7 @@ class Member(Config, frozen=True, kw_only=True):
         is_seeded: that vector is random; else it had learnt something.
         run: that trained it; None: no run of weft.
         texts: shards that it was trained on; none: they are private, or nobody knows.
+        latents: what else than embeddings it has learnt to read. No run trains a member so.
     """
 
     format: int = FORMAT
@@ -107,21 +110,33 @@ class Member(Config, frozen=True, kw_only=True):
 
     @property
     def tokens(self) -> int:
-        return sum(each.tokens for each in self.origins)
+        return sum(each.tokens for each in _once(self.origins))
 
     @property
     def flops(self) -> int:
-        return sum(each.flops for each in self.origins)
+        return sum(each.flops for each in _once(self.origins))
 
     def trained_on(self, name: str, model: ModelConfig, weights: Digest, origin: Origin) -> "Member":
         """Return what it is after more training, under another name.
 
         Its texts and its held-out loss are not told any more: no run packed what it read last.
         """
-        origins = (*self.origins, origin)
+        origins = (*self.origins, msgspec.structs.replace(origin, made=weights))
         return msgspec.structs.replace(
             self, name=name, model=model, weights=weights, origins=origins, texts=(), heldout=None
         )
+
+
+def flops_together(members: Sequence[Member]) -> int | None:
+    """Return what members took together; what several began with counts once. None: of one it is not known."""
+    if not all(each.flops for each in members):
+        return None
+    return sum(each.flops for each in _once([origin for member in members for origin in member.origins]))
+
+
+def _once(origins: Sequence[Origin]) -> list[Origin]:
+    named = {each.made: each for each in origins if each.made is not None}
+    return [*named.values(), *(each for each in origins if each.made is None)]
 
 
 def require_name(name: str) -> str:
@@ -143,11 +158,22 @@ def texts_of(index: DataIndex) -> tuple[TextOf, ...]:
 
 def overlap(one: Member, other: Member) -> float | None:
     """Return the share of one's text that another was trained on, too; None: nobody knows."""
-    if not one.texts or not other.texts:
+    both, total = {each.digest for each in other.texts}, sum(each.num_tokens for each in one.texts)
+    if not both or not total:
         return None
-    both = {each.digest for each in other.texts}
-    total = sum(each.num_tokens for each in one.texts)
     return sum(each.num_tokens for each in one.texts if each.digest in both) / total
+
+
+def require_weights(member: Member, found: Digest, folder: Path) -> None:
+    """
+    Raises:
+        ConfigError: the weights beside a member are not those that it tells of.
+    """
+    if found != member.weights:
+        raise ConfigError(
+            f"{folder / MEMBER} tells of the weights {short(member.weights)}, and beside it are {short(found)}: one of "
+            f"them was altered. Copy the member's folder again. If it is another model now, remove {MEMBER}."
+        )
 
 
 def require_one_parent(members: Sequence[Member]) -> None:
@@ -162,19 +188,6 @@ def require_one_parent(members: Sequence[Member]) -> None:
                 f"weights of {first.name} and {each.name} cannot be averaged: they did not begin with the same weights "
                 f"({_called(first.parent)} and {_called(each.parent)}). Ask both together: an ensemble. Or train both "
                 "from one model."
-            )
-
-
-def require_one_tokenizer(members: Sequence[Member]) -> None:
-    """
-    Raises:
-        ConfigError: members read text in different tokens.
-    """
-    for each in members[1:]:
-        if each.tokenizer != members[0].tokenizer:
-            raise ConfigError(
-                f"{members[0].name} and {each.name} have different tokenizers, so their tokens cannot be compared. "
-                "Choose members of one tokenizer."
             )
 
 

@@ -9,12 +9,14 @@ A member is a Hugging Face folder that says how it came to be. It can be copied 
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from weft.compose.member import MEMBER, Member, read_member
 from weft.errors import ConfigError, NoSuchRun
+from weft.ids import Digest
 from weft.model.weights import whole_folder, write_json
 
 FOLDER = "members"
@@ -57,6 +59,19 @@ class Registry:
             f"{given[:200]!r} is no member: neither a folder with {MEMBER}, nor one of this home ({names}). "
             "`weft compose member MODEL` makes one of a model."
         )
+
+    def holding(self, weights: Digest, besides: Path | None = None) -> Path | None:
+        """Return the folder of a member with these weights, of several the one that says most of what was done.
+
+        None: there is none but `besides`. What cannot be read is passed over.
+        """
+        found = list[tuple[int, Path]]()
+        for file in sorted(self.folder.glob(f"[!.]*/{MEMBER}")):
+            with suppress(ConfigError):
+                member = read_member(file.parent)
+                if member.weights == weights and file.parent != besides:
+                    found.append((member.flops, file.parent))
+        return max(found, key=lambda each: each[0])[1] if found else None
 
     def remove(self, name: str) -> None:
         """

@@ -353,6 +353,12 @@ def has_same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
     return first == second
 
 
+def work_alike(one: Tokenizer, other: Tokenizer) -> bool:
+    """Return whether both make the same tokens of a text and end it alike. Their digests differ where one is a file."""
+    first, second = (_parse(each.to_json()).to_str() for each in (one, other))
+    return one.end_of_text == other.end_of_text and first == second
+
+
 def _byte_pieces() -> list[str]:
     """Return the printable character that stands for each byte in byte-level tokenizers (GPT-2, bytes_to_unicode)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

@@ -1,6 +1,5 @@
 """The command line in this process: what it prints, its exit code, and a small model to use it on."""
 
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,8 @@ import pytest
 import torch
 import typer.main
 
-from unit.cli.small import RUN, TEXT, Answer, Kept, Weft
+from unit.cli.small import RUN, TEXT, Answer, Kept, Weft, saved
 from weft.cli.main import run
-from weft.config import from_tree
-from weft.peer.state.checkpoint import Snapshot, save
-from weft.run.config import RunFile
-from weft.run.genesis import initial, seal
-from weft.store.home import Home
 
 BUILT = dict[tuple[object, ...], Any]()
 
@@ -78,14 +72,4 @@ def run_path(tmp_path: Path) -> Path:
 @pytest.fixture
 def kept(run_path: Path, home: Path) -> Kept:
     """A checkpoint in the home: a run's initial weights."""
-    run_file: RunFile = from_tree(tomllib.loads(run_path.read_text()), RunFile, where="run.toml")
-    place = Home(home)
-    sealed = seal(run_file, run_path.parent, place, lambda _event: None)
-    vector = initial(sealed.config, place)
-    assert vector is not None
-    folder = home / "runs" / sealed.config.run / ("ab" * 32) / "checkpoint"
-    save(
-        folder,
-        Snapshot(config=sealed.config, tokenizer=sealed.tokenizer.to_bytes(), head=None, replicated={"outer": vector}),
-    )
-    return Kept(sealed.config, folder)
+    return saved(run_path, home)

@@ -1,16 +1,20 @@
 """What tests of the command line share: an answer, and a run as small as can be."""
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
+from weft.config import from_tree
 from weft.ids import BranchId, PeerId
 from weft.peer.chain import genesis, open_branch
-from weft.peer.state.checkpoint import load, save
+from weft.peer.state.checkpoint import Snapshot, load, save
 from weft.run.amend import first_charter
-from weft.run.config import RunConfig
+from weft.run.config import RunConfig, RunFile
+from weft.run.genesis import initial, seal
+from weft.store.home import Home
 
 TEXT = "".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(400))
 RUN = """
@@ -49,6 +53,21 @@ Weft = Callable[..., Answer]
 class Kept:
     run: RunConfig
     folder: Path
+
+
+def saved(run_path: Path, home: Path) -> Kept:
+    """Seal a run of a file in a home, and save its initial weights there as a checkpoint."""
+    run_file: RunFile = from_tree(tomllib.loads(run_path.read_text()), RunFile, where="run.toml")
+    place = Home(home)
+    sealed = seal(run_file, run_path.parent, place, lambda _event: None)
+    vector = initial(sealed.config, place)
+    assert vector is not None
+    folder = home / "runs" / sealed.config.run / ("ab" * 32) / "checkpoint"
+    snapshot = Snapshot(
+        config=sealed.config, tokenizer=sealed.tokenizer.to_bytes(), head=None, replicated={"outer": vector}
+    )
+    save(folder, snapshot)
+    return Kept(sealed.config, folder)
 
 
 def as_trained(folder: Path, round: int, at_ms: int | None, tokens: int = 0) -> None:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from weft.compose.member import Member, Origin, TextOf, overlap, require_one_parent, require_one_tokenizer
+from weft.compose.member import Member, Origin, TextOf, flops_together, overlap, require_one_parent
 from weft.errors import ConfigError
 from weft.ids import Digest
 from weft.model.config import named
@@ -31,15 +31,25 @@ def test_weights_are_averaged_of_members_that_began_alike_alone() -> None:
             require_one_parent([member("one"), member("two", **changes)])
 
 
-def test_members_of_other_tokens_are_not_compared() -> None:
-    require_one_tokenizer([member("one"), member("two")])
-    with pytest.raises(ConfigError, match="different tokenizers"):
-        require_one_tokenizer([member("one"), member("two", tokenizer=B)])
-
-
 def test_what_it_took_is_the_sum_of_all_that_was_done() -> None:
     made = member(
         "made", origins=(Origin(how="trained", tokens=5, flops=50), Origin(how="one-way", of=(B,), tokens=2, flops=7))
     )
     assert (made.tokens, made.flops) == (7, 57)
     assert msgspec.json.decode(msgspec.json.encode(made), type=Member) == made
+
+
+def test_what_several_members_began_with_is_counted_once() -> None:
+    seed = Origin(how="trained", tokens=5, flops=50, made=A)
+    one, other = (
+        member(name, origins=(seed, Origin(how="trained", tokens=num, flops=10 * num, made=Digest(digits * 32))))
+        for name, num, digits in (("one", 1, "01"), ("other", 2, "02"))
+    )
+    soup = member("soup", origins=(*one.origins, *other.origins, Origin(how="soup", of=(A, B))))
+    assert flops_together([one, other]) == 50 + 10 + 20
+    assert (soup.tokens, soup.flops) == (8, 80)
+    unnamed = member("old", origins=(Origin(how="trained", tokens=1, flops=7),))
+    assert flops_together([unnamed, unnamed]) == 14
+    assert flops_together([one, member("silent")]) is None
+    trained = one.trained_on("more", one.model, B, Origin(how="continued", flops=3))
+    assert (trained.origins[-1].made, trained.flops) == (B, 63)

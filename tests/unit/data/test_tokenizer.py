@@ -344,3 +344,14 @@ def test_a_folder_with_sentencepiece_alone_says_how_to_convert_it(tmp_path: Path
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e")
     with pytest.raises(DataError, match=r"tokenizer\.model beside it is SentencePiece's: make a tokenizer\.json"):
         JsonTokenizer.from_file(tmp_path)
+
+
+def test_tokenizers_work_alike_where_their_files_say_the_same() -> None:
+    for one in (ByteTokenizer(), CharTokenizer("abc")):
+        as_file = JsonTokenizer(one.to_json(), one.end_of_text)
+        again = JsonTokenizer(msgspec.json.format(one.to_json(), indent=4), one.end_of_text)  # as others write it
+        assert len({one.digest, as_file.digest, again.digest}) == 3
+        assert tok.work_alike(one, as_file)
+        assert tok.work_alike(as_file, again)
+        assert not tok.work_alike(one, JsonTokenizer(one.to_json(), None))
+    assert not tok.work_alike(ByteTokenizer(), CharTokenizer("abc"))

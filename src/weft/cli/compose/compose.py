@@ -7,22 +7,24 @@ weft compose list                        the members of this home, and what was 
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from weft.cli.compose import evaluate, experts, leave, loop, merge, paths, stacks
+from weft.cli.compose.described import described, heldout, own_space
 from weft.cli.compose.parts import AsJson
 from weft.cli.home import find_checkpoint, home_of
 from weft.cli.terminal import WorkLine, say_loading, tell
 from weft.clock import SystemClock
-from weft.errors import ConfigError, DataError
-from weft.ids import Digest, several, short
+from weft.errors import ConfigError
+from weft.ids import several, short
 from weft.progress import Meter
 
 if TYPE_CHECKING:
-    from weft.cli.model.trained import Trained
-    from weft.compose.member import Heldout, Member
+    from collections.abc import Mapping
+
+    from weft.compose.member import Member
 
 ModelName = Annotated[
     str, typer.Argument(help='Folder, or a run: its name, its digits, or "last".', show_default=False)
@@ -71,25 +73,11 @@ def space(
     words = trained.tokenizer
     if isinstance(words, CharTokenizer):  # of an alphabet, which others' text may not have
         words = JsonTokenizer(words.to_json(), words.end_of_text)
-    made = _own_space(trained, home_of(context)) or Space.of(trained.on("cpu"), words.digest)
+    made = own_space(trained, home_of(context)) or Space.of(trained.on("cpu"), words.digest)
     write_space(folder, made, words)
     typer.echo(str(folder))
     tell(f"space {short(made.digest)}: {made.vocab_size:,} tokens, width {made.width}. Members train in it with")
     tell(f'  [model] type = "space", path = "{folder}", num_layers = 4, num_heads = 4, ffn_width = {3 * made.width}')
-
-
-def _own_space(trained: "Trained", home: Path) -> Any:
-    """Return the space that a model was trained in; None: it has ends of its own."""
-    from weft.compose.space import Space
-    from weft.run.frozen import base_of
-    from weft.store.home import Home
-
-    run = trained.run
-    if run is None or not run.model.has_frozen_ends:
-        return None
-    ends = base_of(run, Home(home))
-    assert ends is not None
-    return Space.between(run.model, ends, run.data.tokenizer)
 
 
 def member(
@@ -97,7 +85,8 @@ def member(
     model: Annotated[
         str,
         typer.Argument(
-            help='Folder, or a run: its name, its digits, or "last"; or a folder of a member.', show_default=False
+            help='Folder, or a run: its name, its digits, or "last"; or a member: its name, or its folder.',
+            show_default=False,
         ),
     ],
     name: Annotated[str | None, typer.Option(help="What it is called here. Default: as the model is called.")] = None,
@@ -110,14 +99,16 @@ def member(
     from weft.compose.registry import Registry, copy_member, write_member
 
     registry = Registry(home_of(context))
-    if (Path(model) / MEMBER).exists():
-        source = Path(model)
-        called = require_name(source.resolve().name if name is None else name)
+    is_member = (Path(model) / MEMBER).exists()  # also where its weights were left behind
+    folder = Path(model) if is_member else find_checkpoint(model, home_of(context))
+    if (folder / MEMBER).exists():
+        called = require_name(folder.resolve().name if name is None else name)
         place = to or registry.place(called)
-        _told(copy_member(source, place, called), place)
+        _told(copy_member(folder, place, called), place)
         return
-    folder = find_checkpoint(model, home_of(context))
     say_loading()
+    from msgspec import structs
+
     from weft.cli.model.trained import open_trained, say_which
 
     trained = open_trained(str(folder), home_of(context))
@@ -126,65 +117,10 @@ def member(
     place = to or registry.place(called)
     if place.exists():
         raise ConfigError(f"{place}: exists; a member is never written over. Give it another --name, or remove it.")
-    made = _described(called, trained, home_of(context))
+    made = structs.replace(described(called, trained, home_of(context)), heldout=heldout(trained, home_of(context)))
     with Meter("writing", "B", WorkLine(), SystemClock(), 4 * trained.vector.numel()) as meter:
         write_member(place, made, lambda inner: trained.export(inner, "float32", meter.add))
     _told(made, place)
-
-
-def _described(name: str, trained: "Trained", home: Path) -> "Member":
-    """Return how a model came to be, as far as its run tells."""
-    from weft.compose.member import Member, Origin, texts_of
-    from weft.cost.training import flops_per_token
-    from weft.store.chunks import raw
-    from weft.training.device import decoder
-    from weft.wire import digest
-
-    run = trained.run
-    facts: dict[str, Any] = {
-        "name": name,
-        "model": trained.config,
-        "weights": digest(raw(trained.vector)),
-        "tokenizer": trained.tokenizer.digest,
-    }
-    if run is None:
-        tell("it comes from no run of weft: what it was trained on, and what it began with, is not told")
-        return Member(**facts)
-    from weft.peer.state.checkpoint import read_contents
-
-    head = read_contents(trained.folder).head
-    tokens = 0 if head is None else int(head.committed_tokens)
-    flops = int(tokens * flops_per_token(decoder(trained.config), run.train.seq_len))
-    own = _own_space(trained, home)
-    return Member(
-        **facts,
-        space=None if own is None else own.digest,
-        seed=run.seed,
-        parent=run.initial,
-        is_seeded=run.is_seeded,
-        run=Digest(run.run),
-        texts=texts_of(run.data),
-        origins=(Origin(how="trained", tokens=tokens, flops=flops),),
-        heldout=_heldout(trained, home),
-    )
-
-
-def _heldout(trained: "Trained", home: Path) -> "Heldout | None":
-    """Return the loss on the run's held-out text; None: it is not here."""
-    from weft.cli.model.eval import heldout_of, measure
-    from weft.compose.member import Heldout, name_of_text
-
-    assert trained.run is not None
-    if trained.run.data.is_paired or trained.run.data.has_tasks:
-        return None
-    try:
-        text = heldout_of(trained, home)
-    except DataError as error:
-        tell(f"no held-out loss: {error}")
-        return None
-    with Meter("evaluating", "samples", WorkLine(), SystemClock(), text.num_windows) as meter:
-        found = measure(trained.on("auto"), meter.over(text.batches(text.num_windows), lambda each: len(each.tokens)))
-    return Heldout(loss=found.loss, num_tokens=found.num, text=name_of_text(trained.run.data))
 
 
 def _told(made: "Member", place: Path) -> None:
@@ -224,14 +160,26 @@ def list_members(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         import msgspec
 
-        told = {"members": [*found.values()], "composed": made}
+        told = {"members": [*found.values()], "composed": made, "overlaps": _overlaps(found)}
         typer.echo(json.dumps(msgspec.to_builtins(told)))
         return
-    for each in found.values():
-        typer.echo(_line(each))
+    shared = _overlaps(found)
+    for name, each in found.items():
+        others = [f"{share:.0%} with {other}" for other, share in shared.get(name, {}).items() if share]
+        typer.echo(_line(each) + (f"; of its text it shares {', '.join(others)}" if others else ""))
     for one in made:
         typer.echo(f"{one.name}: {one.kind} of {', '.join(one.members)}")
     tell(f"{several(len(found), 'member')} in this home" + (f", {len(made)} composed" if made else ""))
+
+
+def _overlaps(found: "Mapping[str, Member]") -> dict[str, dict[str, float]]:
+    """Return which share of each member's text each other was trained on, too, where both tell of theirs."""
+    from weft.compose.member import overlap
+
+    shares = {
+        name: {other: overlap(one, found[other]) for other in found if other != name} for name, one in found.items()
+    }
+    return {name: told for name, each in shares.items() if (told := {k: v for k, v in each.items() if v is not None})}
 
 
 def remove(

@@ -7,8 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.compose.parts import AsJson, Device, HeldOut, Known, known_one, reader, samples
+from weft.cli.compose.parts import (
+    AsJson,
+    Device,
+    HeldOut,
+    Known,
+    known_one,
+    reader,
+    require_one_tokenizer,
+    samples,
+    seq_len_of,
+)
 from weft.cli.compose.routed import Routed, measured
+from weft.cli.compose.souped import ingredients, soup_at
+from weft.cli.compose.souped import told as told_of_soup
 from weft.cli.home import home_of
 from weft.cli.settings import refuse_idle
 from weft.cli.terminal import say_loading
@@ -16,7 +28,7 @@ from weft.errors import ConfigError
 from weft.ids import several
 
 if TYPE_CHECKING:
-    from weft.compose.composed import Composed, Experts, Merged, Places, Stacked
+    from weft.compose.composed import Experts, Merged, Places, Stacked
     from weft.compose.controls import Control, Report, Row
     from weft.data.rows import Batch
     from weft.data.tokenizer import Tokenizer
@@ -34,13 +46,20 @@ _SAID: "dict[Control, str]" = {
     "monolith": "one model, trained whole",
     "seed": "what all paths began as",
 }
-_OF_PATHS: "dict[Control, str]" = _SAID | {"best single": "best single path, chosen on this text"}
+_OF_PATHS: "dict[Control, str]" = _SAID | {
+    "best single": "best single path, chosen on this text",
+    "ensemble": "all paths asked together, alike",
+}
+_OF_SOUPS: "dict[Control, str]" = _SAID | {"best single": "best single member, chosen on this text"}
 
 
 def evaluate(
     context: typer.Context,
     model: Annotated[
-        str, typer.Argument(help="Name of a composed model, its folder, or a folder of paths.", show_default=False)
+        str,
+        typer.Argument(
+            help="Name of a composed model or of a soup, its folder, or a folder of paths.", show_default=False
+        ),
     ],
     data: HeldOut,
     monolith: Annotated[
@@ -65,6 +84,7 @@ def evaluate(
 ) -> None:
     """Print the loss of a composed model beside its controls."""
     from weft.compose.composed import Experts, Merged, Stacked, find_composed, folder_of, read_composed
+    from weft.compose.member import read_member
     from weft.compose.paths.folder import has_paths
 
     home = home_of(context)
@@ -75,6 +95,15 @@ def evaluate(
         _tell_paths(measured(Path(model), home, data, windows, device, route_every, whole), route_every, as_json)
         return
     refuse_idle(context, "it is of paths", "route_every")
+    if folder_of(model, home) is None and (soup := soup_at(model, home)) is not None:
+        _require_word_of_monolith(monolith, no_monolith)
+        whole = None if monolith is None else known_one(context, monolith)
+        say_loading()
+        report, (num, seq_len) = _souped(soup, home, device, data, windows, whole)
+        _tell(
+            f"the mean of {', '.join(each.name for each in report.members)}", report, num, seq_len, as_json, _OF_SOUPS
+        )
+        return
     folder = find_composed(model, home)
     told = read_composed(folder)
     how = f" (`weft compose plan {' '.join(told.members)}` says how to train it)" if isinstance(told, Stacked) else ""
@@ -86,7 +115,8 @@ def evaluate(
     tokenizer, _ = open_words(str(folder / told.members[0]), home)
     text, _ = samples(tokenizer, data, told.seq_len, windows, unlike=told.text)
     if whole is not None:
-        _require_monolith(whole, folder, told)
+        members = [Known(folder / name, read_member(folder / name)) for name in told.members]
+        _require_monolith(whole, told.name, members, told.seq_len, home)
     match told:
         case Stacked():
             report = _stack(folder, told, home, device, text, whole)
@@ -94,14 +124,8 @@ def evaluate(
             report = _experts(folder, told, tokenizer, home, device, text, whole)
         case Merged():
             report = _merged(folder, told, home, device, text, whole)
-    if as_json:
-        typer.echo(json.dumps(_tree(report)))
-        return
     num, seq_len = text.tokens.shape
-    typer.echo(f"nats a token, over {several(num, 'sample')} of {several(seq_len, 'token')}")
-    between = " > " if report.exits else " + "
-    for line in _lines(f"{told.name}: {between.join(told.members)}", report):
-        typer.echo(line)
+    _tell((" > " if report.exits else " + ").join(told.members), report, num, seq_len, as_json)
 
 
 def _require_word_of_monolith(monolith: str | None, no_monolith: bool, how: str = "") -> None:
@@ -122,20 +146,20 @@ def _require_word_of_monolith(monolith: str | None, no_monolith: bool, how: str 
 def _stack(folder: Path, told: "Stacked", home: Path, device: str, text: "Batch", monolith: Known | None) -> "Report":
     from weft.compose.composed import read_stack
     from weft.compose.controls import OF_STACKS, Report, Row, ensemble
-    from weft.compose.member import read_member
+    from weft.compose.member import flops_together, read_member
 
     read = reader(home, device)
     stack, identity = (read_stack(folder, each, read) for each in (told.stack, told.identity))
     apart = [read_stack(folder, _alone(name), read) for name in told.members]
     continued = read_stack(folder, _alone(told.continued), read)
     here = text.to(stack.space.embed.device)
-    flops = [read_member(folder / name).flops for name in told.members]
+    members = [read_member(folder / name) for name in told.members]
+    flops, together = [each.flops for each in members], flops_together(members)
     alone = tuple(
         Row(name, each.losses(here), number or None)
         for name, each, number in zip(told.members, apart, flops, strict=True)
     )
     best = told.members.index(told.best)
-    together = sum(flops) if all(flops) else None
 
     def on(base: int | None) -> int | None:
         """Return the operations of what was trained on from there, as long as the stack."""
@@ -213,40 +237,58 @@ def _merged(folder: Path, told: "Merged", home: Path, device: str, text: "Batch"
     )
 
 
+def _souped(
+    soup: Known, home: Path, device: str, data: Sequence[str], windows: int, monolith: Known | None
+) -> "tuple[Report, tuple[int, int]]":
+    """Return the report of a soup, and how many samples of how many tokens it is of."""
+    from weft.cli.model.trained import open_words, place
+
+    parts = ingredients(soup, home)
+    seq_len = seq_len_of([soup.member], None)
+    if monolith is not None:
+        _require_monolith(monolith, soup.member.name, [soup, *parts], seq_len, home)
+    tokenizer, _ = open_words(str(soup.folder), home)
+    text = samples(tokenizer, data, seq_len, windows)[0].to(place(device))
+    num, length = text.tokens.shape
+    return told_of_soup(soup, parts, text, home, device, _monolith(monolith, home, device, text)), (num, length)
+
+
 def _apart(
     folder: Path, told: "Experts | Merged", home: Path, device: str, text: "Batch"
 ) -> "tuple[list[Transformer], Batch, tuple[Row, ...], int | None]":
     """Return the members, the text where they compute, their losses, and what they took together, if that is known."""
     from weft.compose.controls import Row, losses
-    from weft.compose.member import read_member
+    from weft.compose.member import flops_together, read_member
     from weft.model.flat import assemble
 
     read = reader(home, device)
     models = [assemble(*read(folder / name)) for name in told.members]
     here = text.to(models[0].embed.weight.device)
-    flops = [read_member(folder / name).flops for name in told.members]
+    members = [read_member(folder / name) for name in told.members]
     alone = tuple(
-        Row(name, losses(each, here), number or None)
-        for name, each, number in zip(told.members, models, flops, strict=True)
+        Row(name, losses(each, here), member.flops or None)
+        for name, each, member in zip(told.members, models, members, strict=True)
     )
-    return models, here, alone, sum(flops) if all(flops) else None
+    return models, here, alone, flops_together(members)
 
 
-def _require_monolith(there: Known, folder: Path, told: "Composed") -> None:
+def _require_monolith(there: Known, name: str, members: Sequence[Known], seq_len: int, home: Path) -> None:
     """
+    Args:
+        name: of the composed model.
+        members: of which none is the one that was trained whole.
+        seq_len: of the samples.
+
     Raises:
         ConfigError: what is to be told beside a composed model is a member of it, or reads other tokens, or fewer.
     """
-    from weft.compose.member import read_member, require_one_tokenizer
-
-    members = [read_member(folder / name) for name in told.members]
-    require_one_tokenizer([members[0], there.member])
-    if there.member.weights in {each.weights for each in members}:
-        raise ConfigError(f"--monolith {there.member.name}: a member of {told.name} itself. Name one trained whole.")
-    if there.member.model.max_seq_len < told.seq_len:
+    require_one_tokenizer(home, [members[0], there])
+    if there.member.weights in {each.member.weights for each in members}:
+        raise ConfigError(f"--monolith {there.member.name}: a member of {name} itself. Name one trained whole.")
+    if there.member.model.max_seq_len < seq_len:
         raise ConfigError(
             f"--monolith {there.member.name} reads {there.member.model.max_seq_len} tokens, and samples have "
-            f"{told.seq_len}. Name one that reads as many."
+            f"{seq_len}. Name one that reads as many."
         )
 
 
@@ -267,6 +309,17 @@ def _alone(name: str) -> "Places":
 
 
 # --- what is told ---
+
+
+def _tell(
+    made_of: str, report: "Report", num: int, seq_len: int, as_json: bool, said: "Mapping[Control, str]" = _SAID
+) -> None:
+    if as_json:
+        typer.echo(json.dumps(_tree(report)))
+        return
+    typer.echo(f"nats a token, over {several(num, 'sample')} of {several(seq_len, 'token')}")
+    for line in _lines(f"{report.composed.name}: {made_of}", report, said):
+        typer.echo(line)
 
 
 def _tell_paths(found: Routed, every: int | None, as_json: bool) -> None:
@@ -302,18 +355,21 @@ def _lines(title: str, report: "Report", said: "Mapping[Control, str]" = _SAID) 
             continue
         away, error = paired(report.composed.losses, each.losses)
         found = f"{away:+.3f} ± {error:.3f}, {verdict(report.composed.losses, each.losses)}"
-        lines.append(row(said[name], each, found + _less(name, each, report.composed)))
+        lines.append(row(said[name], each, found + _computing(name, each, report.composed)))
     return lines
 
 
-def _less(name: "Control", row: "Row", composed: "Row") -> str:
+def _computing(name: "Control", row: "Row", composed: "Row") -> str:
     """Return what is said of one model that was trained whole, but not with as much computing."""
-    if name != "monolith" or composed.flops is None:
+    if name != "monolith":
         return ""
-    if row.flops is None:
-        return "; what it took is not known"
+    if row.flops is None or composed.flops is None:
+        unknown = "it" if row.flops is None else composed.name
+        return f"; what {unknown} took is not known"
     share = row.flops / composed.flops
-    return "" if share >= AS_MUCH else f"; it took {share:.2g} of the computing"
+    if share < AS_MUCH:
+        return f"; it took {share:.2g} of the computing"
+    return f"; it took {share:.3g} times the computing" if share > 1 / AS_MUCH else ""
 
 
 def _tree(report: "Report") -> dict[str, Any]:

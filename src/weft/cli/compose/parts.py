@@ -71,7 +71,6 @@ def known(context: typer.Context, given: Sequence[str]) -> list[Known]:
         ConfigError: one cannot be read, or is named twice, or is alone.
     """
     from weft.compose.composed import require_names
-    from weft.compose.member import require_one_tokenizer
 
     found = [known_one(context, each) for each in given]
     if len(found) < 2:
@@ -83,7 +82,7 @@ def known(context: typer.Context, given: Sequence[str]) -> list[Known]:
             "FOLDER --name NAME."
         )
     require_names(names)
-    require_one_tokenizer([each.member for each in found])
+    require_one_tokenizer(home_of(context), found)
     sizes = {each.member.model.vocab_size for each in found}
     if len(sizes) > 1:
         raise ConfigError(
@@ -99,6 +98,25 @@ def known_one(context: typer.Context, given: str) -> Known:
 
     folder = Registry(home_of(context)).find(given)
     return Known(folder, read_member(folder))
+
+
+def require_one_tokenizer(home: Path, found: Sequence[Known]) -> None:
+    """
+    Raises:
+        ConfigError: members read text in different tokens.
+    """
+    first, *others = found
+    if unlike := [each for each in others if each.member.tokenizer != first.member.tokenizer]:
+        from weft.cli.model.trained import open_words
+        from weft.data.tokenizer import work_alike
+
+        words, _ = open_words(str(first.folder), home)
+        for each in unlike:  # as of a run and of an exported folder
+            if not work_alike(words, open_words(str(each.folder), home)[0]):
+                raise ConfigError(
+                    f"{first.member.name} and {each.member.name} have different tokenizers, so their tokens cannot be "
+                    "compared. Choose members of one tokenizer."
+                )
 
 
 def new_place(context: typer.Context, name: str) -> Path:

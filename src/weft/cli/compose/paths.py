@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.cli.compose.described import described
 from weft.cli.compose.parts import USUAL_BATCH
 from weft.cli.home import find_checkpoint, home_of
 from weft.cli.options import own_source
@@ -65,13 +66,24 @@ def route(
     counts = _levels(levels)
     source = find_checkpoint(model, home_of(context))
     say_loading()
+    from msgspec import structs
+
     from weft.cli.model.trained import open_trained
     from weft.compose.experts.split import sided
-    from weft.compose.member import require_name
     from weft.compose.paths.features import features
-    from weft.compose.paths.folder import RECORD, ROUTER, SEED, SharedPaths, path_called, shard_of
+    from weft.compose.paths.folder import (
+        RECORD,
+        ROUTER,
+        SEED,
+        SharedPaths,
+        path_called,
+        require_name,
+        require_usable,
+        shard_of,
+    )
     from weft.compose.paths.levels import Levels, LevelsConfig
     from weft.compose.paths.routing import PREFIX, RoutingConfig, generative, shards
+    from weft.compose.registry import write_member
     from weft.compose.space import numbers_digest
     from weft.model.config import plain
     from weft.model.weights import whole_folder, write_json
@@ -81,17 +93,32 @@ def route(
     length = seq_len or min(cut.model.max_seq_len, 1024)
     if length > cut.model.max_seq_len:
         raise ConfigError(f"--seq-len {seq_len}: the model reads {cut.model.max_seq_len} tokens at most.")
+    named = numbers_digest(trained.vector)
+    record = SharedPaths(
+        name=require_name(folder.resolve().name),
+        levels=cut.config,
+        model=cut.model,
+        tokenizer=trained.tokenizer.digest,
+        seed_model=named,
+        router=named,  # until there is one
+        steps=steps,
+        rounds=rounds,
+        batch_size=batch_size,
+        seq_len=length,
+        lr=lr,
+        documents=(1,) * len(cut.paths),
+    )
+    require_usable(record)
     pieces = [(side, each) for side, each in sided(own_source(data), Path.cwd(), heldout) if each.text.strip()]
     prefixes = [trained.tokenizer.encode(each.text[:LETTERS])[:PREFIX] for _, each in pieces]
     with Meter("routing", "documents", WorkLine(), SystemClock(), len(pieces)) as meter:
         z = features(trained.on(device), prefixes)
         meter.add(len(pieces))
-    named = numbers_digest(trained.vector)
     read = z[[number for number, (side, _) in enumerate(pieces) if side == "train"]]
     router = generative(RoutingConfig(), cut, read[:: -(-len(read) // MOST_ROUTED)], named, seed)
     counted = []
     with whole_folder(folder, last=RECORD) as inner:
-        trained.export(inner / SEED)
+        write_member(inner / SEED, described("seed", trained, home_of(context)), trained.export)
         (inner / ROUTER).write_bytes(router.to_bytes())
         for way, shard in zip(cut.paths, shards(router.scores(z), least=RoutingConfig().least), strict=True):
             chosen = [pieces[number] for number in shard.tolist()]
@@ -101,20 +128,7 @@ def route(
             _write(inner / shard_of(way), train)
             _write(inner / shard_of(way, is_heldout=True), [each for side, each in chosen if side == "heldout"])
             counted.append(len(train))
-        record = SharedPaths(
-            name=require_name(folder.resolve().name),
-            levels=cut.config,
-            model=cut.model,
-            tokenizer=trained.tokenizer.digest,
-            seed_model=named,
-            router=router.digest,
-            steps=steps,
-            rounds=rounds,
-            batch_size=batch_size,
-            seq_len=length,
-            lr=lr,
-            documents=tuple(counted),
-        )
+        record = structs.replace(record, router=router.digest, documents=tuple(counted))
         write_json(inner / RECORD, record)
     typer.echo(str(folder))
     for way, num in zip(cut.paths, counted, strict=True):

@@ -9,6 +9,9 @@ from weft.cli.compose.parts import Known, samples
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Float64
+
     from weft.compose.controls import Report
     from weft.compose.paths.reading import Cost
     from weft.model.transformer import Transformer
@@ -40,6 +43,7 @@ def measured(
         ConfigError: the folder lacks a path, samples are too short to be routed, or the monolith reads other tokens, or
             is one of these models.
     """
+    import numpy as np
     import torch
 
     from weft.cli.model.trained import open_trained, place
@@ -47,6 +51,7 @@ def measured(
     from weft.compose.paths.features import token_losses
     from weft.compose.paths.folder import SEED, path_called, read_shared, trained_folders
     from weft.compose.paths.reading import Reader
+    from weft.data.tokenizer import work_alike
 
     shared, router = read_shared(folder)
     folders, num_words = trained_folders(folder, shared), shared.seq_len + 1
@@ -60,23 +65,30 @@ def measured(
             f"--route-every {every}: samples have {shared.seq_len} tokens, so none is routed again. Choose less."
         )
     begun = open_trained(str(folder / SEED), home)
-    text, named = samples(begun.tokenizer, data, shared.seq_len, windows)
+    text, _ = samples(begun.tokenizer, data, shared.seq_len, windows)
     words = torch.cat([text.tokens, text.targets[:, -1:]], 1).numpy()
     trained = {path: open_trained(str(at), home) for path, at in folders.items()}
     models = {path: each.on(device) for path, each in trained.items()}
     found = Reader(shared.cut, models.__getitem__, begun.vector.to(place(device)), router, every).read(words)
 
-    def row(name: str, model: "Transformer", flops: int | None = None) -> Row:
-        losses = token_losses(model, words)[:, -found.num_scored :]
+    def scored(model: "Transformer") -> "Float64[np.ndarray, 'texts scored']":
+        return token_losses(model, words)[:, -found.num_scored :]
+
+    def row(name: str, losses: "Float64[np.ndarray, 'texts scored']", flops: int | None) -> Row:
         return Row(name, torch.from_numpy(losses.mean(1)).float(), flops)
 
-    alone = tuple(row(f"path {path_called(path)}", model) for path, model in models.items())
+    took = _flops(folder / SEED)
+    together = None if took is None else took + shared.flops  # by each path, too: its modules are of all who share them
+    alone, likely = list[Row](), np.full((len(words), found.num_scored), -np.inf)
+    for path, model in models.items():
+        losses = scored(model)
+        alone.append(row(f"path {path_called(path)}", losses, together))
+        likely = np.logaddexp(likely, -losses)
+    asked = row("ensemble", np.log(len(models)) - likely, together)
     whole = None
     if monolith is not None:
         large = open_trained(str(monolith.folder), home)
-        # By what it makes of the text: one tokenizer has several digests, as a run and as a folder.
-        is_alike = samples(large.tokenizer, data, shared.seq_len, windows)[1] == named
-        if not is_alike or large.config.max_seq_len < shared.seq_len:
+        if not work_alike(large.tokenizer, begun.tokenizer) or large.config.max_seq_len < shared.seq_len:
             raise ConfigError(
                 f"--monolith {monolith.member.name}: it has another tokenizer than the paths, or reads fewer than "
                 f"{shared.seq_len} tokens. Name one that reads what they read."
@@ -86,16 +98,24 @@ def measured(
                 f"--monolith {monolith.member.name}: it is one of the paths, or what they began as. Name one that was "
                 "trained whole."
             )
-        whole = row(monolith.member.name, large.on(device), monolith.member.flops or None)
+        whole = row(monolith.member.name, scored(large.on(device)), monolith.member.flops or None)
     report = Report(
-        composed=Row(shared.name, torch.from_numpy(found.losses / found.num_scored).float(), None),
+        composed=Row(shared.name, torch.from_numpy(found.losses / found.num_scored).float(), together),
         exits=(),
-        members=alone,
+        members=tuple(alone),
         needed=OF_PATHS,
         controls={
             "best single": min(alone, key=lambda each: each.loss),
-            "seed": row("seed", begun.on(device)),
+            "ensemble": asked,
+            "seed": row("seed", scored(begun.on(device)), took),
             "monolith": whole,
         },
     )
     return Routed(shared.name, report, len(models), len(words), found.num_scored, found.keeping)
+
+
+def _flops(seed: Path) -> int | None:
+    """Return what the model took that all paths began as; None: nobody knows."""
+    from weft.compose.member import MEMBER, read_member
+
+    return read_member(seed).flops or None if (seed / MEMBER).exists() else None

@@ -17,6 +17,7 @@ from weft.chat.packing import noon
 from weft.cli.home import CHECKPOINT_FILE, find_checkpoint, trained_at
 from weft.cli.settings import check_option
 from weft.clock import SystemClock
+from weft.compose.member import MEMBER, read_member, require_weights
 from weft.config import from_tree
 from weft.dashboard import figures
 from weft.data.corpus import USUAL_DATE
@@ -155,12 +156,14 @@ def open_trained(given: str, home: Path) -> Trained:
 
     Raises:
         NoSuchRun: none; CheckpointError: half-written or altered.
-        ConfigError, DataError: a Hugging Face folder that weft cannot use.
+        ConfigError, DataError: a Hugging Face folder that weft cannot use, or a member whose weights are others.
     """
     folder = find_checkpoint(given, home)
     if not (folder / CHECKPOINT_FILE).exists():
         check_size(num_parameters(read_config(folder)), PeerConfig().max_parameters)
         config, vector = read_folder(folder)
+        if (folder / MEMBER).exists():
+            require_weights(read_member(folder), digest(raw(vector)), folder)
         own = own_tokenizer(folder, config.vocab_size)
         return Trained(folder, config, vector, own, None, came_with=beside(folder, config.vocab_size))
     run, blob, vector = load_model(folder)

@@ -25,11 +25,13 @@ from weft.compose.experts.clusters import Clusters, clustered
 from weft.compose.experts.tfidf import SAMPLE, learnt, sampled
 from weft.data.corpus import Split, TextualSource, documents, split
 from weft.data.documents import Document
+from weft.errors import ConfigError, DataError
 from weft.ids import Digest
 from weft.model.weights import whole_folder, write_json
 
 CLUSTERS, TOLD = "clusters.bin", "clusters.json"
 _BLOCK_LETTERS = 1 << 22
+LEAST_HELDOUT = 1e-6  # of documents, where any are held out
 _NUM_WORDS = 12  # that a person is shown of each cluster
 
 Sided = tuple[Split, Document]
@@ -74,11 +76,19 @@ def file_of(cluster: int, side: Split) -> str:
 def sided(source: TextualSource, base: Path, heldout_fraction: float) -> Iterator[Sided]:
     """Yield documents, or the two parts of each where a source has few, with the side that a run has them on.
 
-    The source is read twice, side by side.
+    The source is read twice, side by side; once where nothing is held out.
 
     Raises:
+        ConfigError: no such share can be held out.
         DataError: as `weft.data.corpus.split`.
     """
+    if heldout_fraction == 0:
+        yield from _all_trained(source, base)
+        return
+    if not LEAST_HELDOUT <= heldout_fraction < 1:
+        raise ConfigError(
+            f"--heldout {heldout_fraction}: the share of documents that are held out is 0, or {LEAST_HELDOUT} or more."
+        )
     pieces = split(source, base, heldout_fraction)
     for document in documents(source, base):
         num_left = len(document.text)
@@ -86,6 +96,16 @@ def sided(source: TextualSource, base: Path, heldout_fraction: float) -> Iterato
             side, text = next(pieces)
             num_left -= len(text)
             yield side, Document(document.name, text)
+
+
+def _all_trained(source: TextualSource, base: Path) -> Iterator[Sided]:
+    has_text = False
+    for document in documents(source, base):
+        if document.text:
+            has_text = True
+            yield "train", document
+    if not has_text:
+        raise DataError("the corpus is empty: the files that were named hold no text. Name others.")
 
 
 def find_clusters(
@@ -99,6 +119,7 @@ def find_clusters(
         sample: documents that they are found by, at most.
 
     Raises:
+        ConfigError: as `sided`.
         DataError: as `sided`, or too few documents.
     """
     trained = (document for side, document in sided(source, base, heldout_fraction) if side == "train")
@@ -113,7 +134,7 @@ def split_documents(
     """Write a folder of files, a pair for each cluster; return what is in them.
 
     Raises:
-        ConfigError: the folder is taken, or cannot be written.
+        ConfigError: as `sided`; or the folder is taken, or cannot be written.
         DataError: as `sided`.
         DiskFull: no room; nothing is left behind.
     """

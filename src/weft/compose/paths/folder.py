@@ -1,6 +1,6 @@
 """What all who train paths have: how the model is cut, who reads what, and how long they train.
 
-    talk/ seed/                        the model that all paths begin as, and whose features route documents
+    talk/ seed/                        the model that all paths begin as, and whose features route documents: a member
           router.bin                   which path a document takes, by its first tokens
           path-0.1.jsonl               documents of a path; path-0.1.heldout.jsonl: what nobody trains on
           paths.json                   levels, steps, rounds
@@ -12,28 +12,34 @@ from this folder, so all who have it agree.
 DiPaCo: Douillard et al., 2403.10616.
 """
 
+import json
+import re
 from pathlib import Path as Folder
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from weft.compose.paths.levels import Levels, LevelsConfig, Module, Path
 from weft.compose.paths.outer import OuterStepConfig, nesterov
-from weft.compose.paths.routing import Router
-from weft.config import Config
+from weft.compose.paths.routing import PREFIX, Router
+from weft.config import Config, from_tree
+from weft.cost.training import flops_per_token
 from weft.errors import ConfigError, WireError
 from weft.ids import Digest
 from weft.model.config import ModelConfig
 from weft.run.config import SyncConfig
 from weft.sync.method.presets import DiLoCoConfig
+from weft.training.device import decoder
 
 FORMAT = 1
 RECORD, ROUTER, SEED, TRAINED = "paths.json", "router.bin", "seed", "trained"
 WHOLE = 1000  # samples that a step of the largest shard counts as: others' steps count by their documents
+LEAST_SEQ_LEN = PREFIX + 2  # of a sample: some of it is scored
 MAX_NBYTES = 1 << 20
 
 _Hex = Annotated[Digest, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+_NAME = r"\A\w[\w.-]{0,39}\Z"  # a module's run is called so, with two numbers more
 
 
 class SharedPaths(Config, frozen=True, kw_only=True):
@@ -44,10 +50,13 @@ class SharedPaths(Config, frozen=True, kw_only=True):
         steps: of a path in a round: tau.
         documents: of each path's shard, in the order of `Levels.paths`.
         lr: peak learning rate of a path's own steps.
+
+    Raises:
+        ConfigError: documents of other paths.
     """
 
     format: int = FORMAT
-    name: Annotated[str, Meta(pattern=r"\A\w[\w.-]{0,39}\Z")]
+    name: Annotated[str, Meta(pattern=_NAME)]
     levels: LevelsConfig
     model: ModelConfig
     tokenizer: _Hex
@@ -75,6 +84,12 @@ class SharedPaths(Config, frozen=True, kw_only=True):
         """Return how many samples a step of a path counts as: alpha, by its documents."""
         return max(1, round(WHOLE * self.documents[self.cut.number_of(path)] / max(self.documents)))
 
+    @property
+    def flops(self) -> int:
+        """Return the operations of training all paths, beside what the model took that they began as."""
+        tokens = self.rounds * self.steps * self.batch_size * self.seq_len * len(self.cut.paths)
+        return int(tokens * flops_per_token(decoder(self.model), self.seq_len))
+
     def founder(self, module: Module) -> Path:
         """Return the path that begins a module's run: the first that contains it."""
         return self.cut.paths_of(module)[0]
@@ -92,6 +107,40 @@ class SharedPaths(Config, frozen=True, kw_only=True):
             method=DiLoCoConfig(every=self.steps, lr=step.lr, momentum=step.momentum),
             has_even_leases=True,
         )
+
+
+def require_name(name: str) -> str:
+    """
+    Raises:
+        ConfigError: paths cannot be called so.
+    """
+    if re.fullmatch(_NAME, name) is None:
+        raise ConfigError(
+            f"{name[:80]}: the folder's name is that of the paths, and has letters, digits, dots, dashes and "
+            "underscores, at most 40, of which the first is a letter, a digit or an underscore. Choose another."
+        )
+    return name
+
+
+def require_usable(shared: SharedPaths) -> None:
+    """Accept what a program or a command line made, if it can be read and trained again.
+
+    Raises:
+        ConfigError: a number is out of its range, a sample is too short, or a module is shared by too many.
+    """
+    if shared.seq_len < LEAST_SEQ_LEN:
+        raise ConfigError(
+            f"--seq-len {shared.seq_len}: the first {PREFIX} tokens of a text decide its path and are not scored, so "
+            f"samples have {LEAST_SEQ_LEN} tokens or more. Take longer ones, and a model that reads as many."
+        )
+    from_tree(_tree(shared), SharedPaths, where="these paths")
+    largest = max(shared.cut.modules, key=shared.cut.num_sharing)  # of its run all numbers are largest
+    from_tree(_tree(shared.run_of(largest)), SyncConfig, where=f"the run of module {called(largest)}")
+
+
+def _tree(record: Config) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(record)))  # lists, as a file has them
+    return found
 
 
 def called(module: Module) -> str:

@@ -44,7 +44,11 @@ class Module(NamedTuple):
 
 
 class LevelsConfig(Config, frozen=True, kw_only=True):
-    """How a model is cut, and how many modules there are of each piece."""
+    """How a model is cut, and how many modules there are of each piece.
+
+    Raises:
+        ConfigError: no levels, levels of no modules, or too many paths.
+    """
 
     levels: Annotated[
         tuple[Annotated[int, msgspec.Meta(ge=1, le=MAX_PATHS)], ...],
@@ -55,6 +59,13 @@ class LevelsConfig(Config, frozen=True, kw_only=True):
     ] = "shared"
 
     def __post_init__(self) -> None:
+        # A program or a command line wrote it: files are checked as they are read.
+        if not 1 <= len(self.levels) <= MAX_LEVELS:
+            raise ConfigError(f"levels: {len(self.levels)} of them. Allowed: 1 to {MAX_LEVELS}.")
+        if wrong := [num for num in self.levels if not 1 <= num <= MAX_PATHS]:
+            raise ConfigError(
+                f"levels: a level of {wrong[0]:,} modules. Allowed: 1 to {MAX_PATHS:,}, such as 2,2 for 4 paths."
+            )
         if prod(self.levels) > MAX_PATHS:
             raise ConfigError(
                 f"levels: {' x '.join(map(str, self.levels))} modules make {prod(self.levels):,} paths. Allowed: at "

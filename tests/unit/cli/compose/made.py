@@ -37,13 +37,14 @@ def write(
     seed: int,
     *,
     of: Space | None = None,
-    is_known: bool = True,
+    flops: int = FLOPS,
     scale: float = 4.0,
     num_layers: int = 1,
 ) -> Member:
-    """Write a member that was drawn by chance; where it is known, it says what it took.
+    """Write a member that was drawn by chance.
 
     Args:
+        flops: that it took; 0: nobody knows.
         scale: how large its numbers are.
     """
     space_of_it = of or space()
@@ -58,7 +59,7 @@ def write(
         seed=seed,
         parent=PARENT,
         is_seeded=True,
-        origins=(Origin(how="trained", tokens=1000, flops=FLOPS),) if is_known else (),
+        origins=(Origin(how="trained", tokens=1000, flops=flops),) if flops else (),
     )
     trained = Trained(Path(name), config, vector, WORDS, None)
     write_member(Registry(home).place(name), member, trained.export)

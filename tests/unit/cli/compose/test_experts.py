@@ -4,19 +4,27 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from msgspec import structs
 
-from unit.cli.compose.made import WORDS, write, write_all
-from unit.cli.small import Weft
+from unit.cli.compose.made import FLOPS, WORDS, write, write_all
+from unit.cli.small import Kept, Weft
 from unit.compose.experts.texts import documents
+from weft.cli.model.trained import Trained
 from weft.cli.serve.composed import load_composed
 from weft.cli.serve.loading import How
 from weft.compose.asking import weighting_of
 from weft.compose.composed import Experts, read_composed
 from weft.compose.experts.ensemble import Distance, Posterior, TopK, Uniform
-from weft.compose.member import read_member
+from weft.compose.member import Origin, read_member
+from weft.compose.registry import write_member
+from weft.data.tokenizer import JsonTokenizer
 from weft.engine.draw import Drawing
 from weft.engine.text import Wanted
-from weft.model.weights import read_folder
+from weft.model.flat import assemble
+from weft.model.weights import read_folder, write_json
+from weft.store.chunks import raw
+from weft.wire import digest
 
 SHORT = "--seq-len", "16"
 
@@ -119,6 +127,45 @@ def test_a_soup_is_a_member_where_members_began_alike(weft: Weft, home: Path, te
     assert read_folder(home / "members" / "one")[1].allclose(sum(vectors) / len(vectors), atol=1e-7)
 
 
+def test_a_soup_is_told_beside_what_it_is_the_mean_of(weft: Weft, home: Path, tmp_path: Path) -> None:
+    members = write_all(home, ["a", "b"])
+    (config, first), (_, second) = (read_folder(home / "members" / name) for name in "ab")
+    mean = Trained(tmp_path, config, (first + second) / 2, WORDS, None)
+    soup = structs.replace(
+        members[0],
+        name="one",
+        weights=digest(raw(mean.vector)),
+        origins=(*members[0].origins, *members[1].origins, Origin(how="soup", of=tuple(m.weights for m in members))),
+    )
+    write_member(home / "members" / "one", soup, mean.export)
+    other = tmp_path / "other.txt"
+    other.write_text("the comet and the anchor, with a pear from the orbit. " * 40)
+    given = ("compose", "evaluate", "one", "--data", other)
+    assert "--monolith MEMBER" in weft(*given).err
+    write(home, "whole", 3, flops=10 * FLOPS)
+    found = json.loads(weft(*given, "--monolith", "whole", "--json").out)
+    assert list(found["controls"]) == ["best single", "ensemble", "monolith"]
+    assert found["flops"] == 2 * FLOPS
+    alone = {each["name"]: each["loss"] for each in found["members"]}
+    assert found["controls"]["best single"]["loss"] == min(alone.values())
+    ids = torch.from_numpy(WORDS.encode(other.read_text()).astype("int64"))
+    num = (len(ids) - 1) // 64
+    likely = assemble(config, mean.vector)(ids[: 64 * num].view(num, 64)).log_softmax(-1)
+    targets = ids[1 : 64 * num + 1].view(num, 64, 1)
+    assert found["loss"] == pytest.approx(-float(likely.gather(-1, targets).mean()), abs=1e-5)
+    people = weft(*given, "--monolith", "whole").out
+    assert "one: the mean of a, b" in people
+    assert "best single member, chosen on this text" in people
+    assert "it took 5 times the computing" in people
+    assert "a member of one itself" in weft(*given, "--monolith", "a").err
+    for name in "ab":
+        assert weft("compose", "remove", name).code == 0
+    written = structs.replace(soup, origins=(Origin(how="soup", of=(soup.weights,)),))
+    write_json(home / "members" / "one" / "member.json", written)  # of one member alone, which it is not itself
+    assert "a mean of members that are not in this home" in weft(*given, "--no-monolith").err
+    assert "is no composed model" in weft("compose", "evaluate", "whole", "--data", other, "--no-monolith").err
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -131,12 +178,26 @@ def test_a_soup_is_a_member_where_members_began_alike(weft: Weft, home: Path, te
 )
 def test_what_cannot_be_mixed_is_refused(weft: Weft, home: Path, text: Path, line: list[str], words: str) -> None:
     write_all(home, ["a", "b"])
-    from msgspec import structs
-
-    from weft.model.weights import write_json
-
     changed = structs.replace(write(home, "other", 9), parent=None)
     write_json(home / "members" / "other" / "member.json", changed)
     answer = weft("compose", "mix", *line, "--data", text, "--name", "x")
     assert answer.code == 2
     assert words in answer.err
+
+
+def test_a_tokenizer_is_one_by_what_it_does(weft: Weft, kept: Kept, home: Path, text: Path, tmp_path: Path) -> None:
+    """An exported folder has the run's tokenizer as a file, which has another digest."""
+    assert weft("compose", "member", kept.folder, "--name", "ours").code == 0
+    assert weft("export", kept.folder, tmp_path / "folder").code == 0
+    assert weft("compose", "member", tmp_path / "folder", "--name", "theirs").code == 0
+    ours, theirs = (read_member(home / "members" / name) for name in ("ours", "theirs"))
+    assert ours.tokenizer != theirs.tokenizer
+    mixed = weft("compose", "mix", "ours", "theirs", "--data", text, "--name", "both", *SHORT)
+    assert mixed.code == 0, mixed.err
+    (tmp_path / "other.txt").write_text("the comet and the anchor, with a pear from the orbit. " * 40)
+    write(home, "whole", 3)
+    given = ("compose", "evaluate", "both", "--data", tmp_path / "other.txt", "--monolith", "whole")
+    assert weft(*given).code == 0
+    other = JsonTokenizer(WORDS.to_json().replace(b'"a":97', b'"a":98').replace(b'"b":98', b'"b":97'), 256)
+    (home / "members" / "theirs" / "tokenizer.json").write_bytes(other.to_json())
+    assert "have different tokenizers" in weft("compose", "mix", "ours", "theirs", "--data", text, "--name", "x").err

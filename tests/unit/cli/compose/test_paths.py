@@ -11,22 +11,25 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from unit.cli.compose.made import WORDS, write
-from unit.cli.small import Weft
+from unit.cli.compose.made import FLOPS, WORDS, write
+from unit.cli.small import RUN, Weft, as_trained, saved
 from unit.compose.experts.texts import documents
 from weft.cli.model.trained import open_trained
 from weft.cli.serve.composed import composed_at, load_composed
 from weft.cli.serve.loading import How
+from weft.compose.member import read_member
 from weft.compose.paths.features import features
 from weft.compose.paths.folder import SEED, TRAINED, called, path_called, path_of, read_shared, shard_of
 from weft.compose.paths.levels import Module
 from weft.compose.paths.reading import Reader
 from weft.compose.paths.serving import Paths
+from weft.cost.training import flops_per_token
 from weft.engine.draw import Drawing
 from weft.engine.engine import Serves
 from weft.engine.text import Wanted
 from weft.errors import ConfigError
 from weft.inference.sample import Sampling
+from weft.training.device import decoder
 
 
 @pytest.fixture
@@ -244,7 +247,7 @@ def test_paths_are_told_beside_each_of_them_and_what_they_began_as(
     for every in (None, EVERY):
         again = () if every is None else ("--route-every", every)
         report = json.loads(weft(*given, "--no-monolith", "--json", *again).out)
-        assert set(report["controls"]) == {"best single", "seed", "monolith"}
+        assert set(report["controls"]) == {"best single", "ensemble", "seed", "monolith"}
         assert report["controls"]["monolith"] is None
         alone = {each["name"]: each["loss"] for each in report["members"]}
         assert report["controls"]["best single"]["loss"] == min(alone.values())
@@ -279,7 +282,7 @@ def test_the_loss_of_paths_is_that_of_the_path_of_each_text(
     trained: Path, weft: Weft, home: Path, tmp_path: Path
 ) -> None:
     """By a hand that knows nothing of readers: each sample's first tokens, their features, that path's losses."""
-    (tmp_path / "other.txt").write_text("".join(each.text for each in documents(30)[20:]))
+    (tmp_path / "other.txt").write_text("".join(each.text for each in documents(30)[24:]))
     report = json.loads(
         weft("compose", "evaluate", trained, "--data", tmp_path / "other.txt", "--no-monolith", "--json").out
     )
@@ -289,9 +292,90 @@ def test_the_loss_of_paths_is_that_of_the_path_of_each_text(
     samples = [words[at * shared.seq_len : (at + 1) * shared.seq_len + 1] for at in range(num)]
     seed = open_trained(str(trained / SEED), home).on("cpu")
     models = [open_trained(str(trained / TRAINED / path_called(path)), home).on("cpu") for path in shared.cut.paths]
-    losses = []
+    losses, together = [], []
     for sample in samples:
-        model = models[int(router.best(features(seed, [sample[:32]]))[0])]
-        likely = model(torch.tensor(sample[None, :-1])).log_softmax(-1)[0]
+        of_each = [model(torch.tensor(sample[None, :-1])).log_softmax(-1)[0] for model in models]
+        likely = of_each[int(router.best(features(seed, [sample[:32]]))[0])]
+        mean = torch.stack(of_each).exp().mean(0).log()
         losses += [-float(likely[at - 1, sample[at]]) for at in range(32, len(sample))]
+        together += [-float(mean[at - 1, sample[at]]) for at in range(32, len(sample))]
     assert report["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert report["controls"]["ensemble"]["loss"] == pytest.approx(np.mean(together), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (("--levels", "0"), "a level of 0 modules"),
+        (("--levels=-3",), "a level of -3 modules"),
+        (("--levels", "1,1,1,1,1"), "a model of 1 layer"),
+        (("--seq-len", "1"), "samples have 34 tokens or more"),
+        (("--seq-len", "33"), "samples have 34 tokens or more"),
+        (("--heldout", "1e-320"), "the share of documents"),
+        (("--steps", "100001"), "steps is 100001"),
+        (("--rounds", "1000001"), "rounds is 1000001"),
+        (("--batch-size", "100001"), "batch_size is 100001"),
+        (("--levels", "2000"), "peers is 2000"),
+    ],
+)
+def test_numbers_that_no_folder_of_paths_can_have_are_refused_before_anything_is_read(
+    weft: Weft, home: Path, text: Path, tmp_path: Path, option: tuple[str, ...], words: str
+) -> None:
+    write(home, "seed", 1)
+    levels = () if "--levels" in option[0] else ("--levels", "2")
+    answer = weft("compose", "route", "seed", tmp_path / "talk", "--data", text, *levels, *option)
+    assert answer.code == 2, answer.err
+    assert words in answer.err
+    assert not (tmp_path / "talk").exists()
+
+
+def test_a_folder_of_paths_is_called_as_their_runs_can_be(weft: Weft, home: Path, text: Path, tmp_path: Path) -> None:
+    write(home, "seed", 1)
+    answer = weft("compose", "route", "seed", tmp_path / ("x" * 41), "--data", text, "--levels", "2")
+    assert answer.code == 2
+    assert "at most 40" in answer.err
+
+
+def test_nobody_trains_on_nothing_where_nothing_is_held_out(weft: Weft, home: Path, text: Path, tmp_path: Path) -> None:
+    write(home, "seed", 1)
+    line = ("compose", "route", "seed", tmp_path / "talk", "--data", text, "--levels", "2", "--heldout", "0")
+    answer = weft(*line)
+    assert answer.code == 0, answer.err
+    shared, _ = read_shared(tmp_path / "talk")
+    assert sum(shared.documents) == len(documents(40))
+    assert not any((tmp_path / "talk" / shard_of(way, is_heldout=True)).read_bytes() for way in shared.cut.paths)
+
+
+def test_what_a_run_took_that_paths_begin_with_is_told_in_their_folder(
+    weft: Weft, run_path: Path, home: Path, text: Path, tmp_path: Path
+) -> None:
+    run_path.write_text(RUN.replace("seq_len = 16", "seq_len = 48"))
+    kept = saved(run_path, home)
+    as_trained(kept.folder, 3, 1, tokens=320)
+    answer = weft("compose", "route", kept.folder, tmp_path / "talk", "--data", text, "--levels", "2")
+    assert answer.code == 0, answer.err
+    told = read_member(tmp_path / "talk" / SEED)
+    assert (told.run, told.tokens) == (kept.run.run, 320)
+    assert told.flops == int(320 * flops_per_token(decoder(told.model), 48))
+
+
+def test_what_paths_took_is_told_and_whether_one_model_took_as_much(
+    trained: Path, weft: Weft, home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other.txt").write_text("".join(each.text for each in documents(30)[26:]))
+    given = ("compose", "evaluate", trained, "--data", tmp_path / "other.txt")
+    shared, _ = read_shared(trained)
+    tokens = 3 * 2 * 8 * 48 * 2  # rounds, steps, samples, tokens of each, paths
+    took = FLOPS + int(tokens * flops_per_token(decoder(shared.model), 48))
+    report = json.loads(weft(*given, "--no-monolith", "--json").out)
+    assert report["flops"] == report["controls"]["ensemble"]["flops"] == took
+    assert report["controls"]["seed"]["flops"] == FLOPS
+    write(home, "large", 3, flops=took // 2)
+    answer = weft(*given, "--monolith", "large")
+    assert "it took 0.5 of the computing" in answer.out
+    shutil.rmtree(home / "members" / "large")
+    write(home, "large", 3, flops=3 * took)
+    assert "it took 3 times the computing" in weft(*given, "--monolith", "large").out
+    shutil.move(trained / SEED / "member.json", tmp_path / "member.json")
+    assert "what talk took is not known" in weft(*given, "--monolith", "large").out
+    shutil.move(tmp_path / "member.json", trained / SEED / "member.json")

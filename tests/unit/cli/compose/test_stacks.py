@@ -179,7 +179,7 @@ def test_the_plan_says_what_is_moved_and_what_controls_take(weft: Weft, home: Pa
     assert "english > python, one-way, then joint: 2 trainings of 3 steps" in answer.out
     assert f"fetched    {figures.nbytes(4 * fresh(CONFIG, 0).numel())}, the others' weights" in answer.out
     assert "num_layers = 2" in answer.out
-    write(home, "unknown", 5, is_known=False)
+    write(home, "unknown", 5, flops=0)
     assert "is not known" in weft("compose", "plan", "english", "unknown", *QUICK).out
 
 

@@ -11,7 +11,7 @@ from weft.compose.experts.split import file_of, find_clusters, read_clusters, si
 from weft.data import corpus
 from weft.data.corpus import JsonlSource, TextSource
 from weft.data.documents import Document
-from weft.errors import ConfigError, WireError
+from weft.errors import ConfigError, DataError, WireError
 
 FRACTION = 0.1
 SOURCE = TextSource(paths=("texts",))
@@ -47,6 +47,18 @@ def test_every_document_is_in_one_file_with_its_name_on_the_side_a_run_has_it_on
     assert {side for side, _ in expected} == {"train", "heldout"}
     assert sum(each.train.num_documents + each.heldout.num_documents for each in told.clusters) == len(whole)
     assert sum(each.train.nbytes + each.heldout.nbytes for each in told.clusters) == sum(map(len, whole.values()))
+
+
+def test_where_nothing_is_held_out_all_is_trained_on(base: Path) -> None:
+    told = split_documents(SOURCE, base, 0.0, find_clusters(SOURCE, base, 0.0, 3, seed=1), base / "out")
+    assert sum(each.train.num_documents for each in told.clusters) == len(documents(20))
+    assert not any(each.heldout.num_documents for each in told.clusters)
+    with pytest.raises(ConfigError, match="the share of documents"):
+        next(sided(SOURCE, base, 1e-320))
+    (base / "none").mkdir()
+    (base / "none" / "empty").write_text("")
+    with pytest.raises(DataError, match="no text"):
+        next(sided(TextSource(paths=("none",)), base, 0.0))
 
 
 def test_a_file_holds_one_kind_and_a_run_reads_it(base: Path) -> None:
