@@ -204,14 +204,16 @@ def split(
     """Yield every non-empty piece of text with the side it is on.
 
     Documents without text count for nothing; `on_empty` is told of each. The first 1 / heldout_fraction others are read
-    twice. Of those, the one with the lowest hash is always held out, so that neither side is empty.
+    twice. Of those, the one with the lowest hash is always held out, so that neither side is empty. Of a fraction of 0
+    nothing is held out.
 
     Raises:
         DataError: as `documents`, or there is no text at all.
     """
-    is_few_below = ceil(1 / heldout_fraction)
+    is_few_below = ceil(1 / heldout_fraction) if heldout_fraction else 1
     first = [document.name for document in islice(_written(source, base), is_few_below)]
-    surely_heldout = min(range(len(first)), key=lambda number: rank(first[number]), default=None)
+    lowest = min(range(len(first)), key=lambda number: rank(first[number]), default=None)
+    surely_heldout = lowest if heldout_fraction else None
     for number, document in enumerate(_written(source, base, on_empty)):
         if len(first) < is_few_below:
             border = int(len(document.text) * (1 - heldout_fraction))

@@ -97,6 +97,13 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
         assert len(split["train"]) == 60 - len(split["heldout"])
 
 
+def test_of_no_share_nothing_is_held_out(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).write_text(f"text of {name}")
+    source = TextSource(paths=("a", "b", "c"))
+    assert list(corpus.split(source, tmp_path, 0.0)) == [("train", f"text of {name}") for name in "abc"]
+
+
 def test_an_empty_document_is_never_the_one_that_is_held_out(tmp_path: Path) -> None:
     source = write_many(tmp_path / "texts", 25)
     names = sorted(path.name for path in (tmp_path / "texts").iterdir())

@@ -157,13 +157,13 @@ def list_members(context: typer.Context, as_json: AsJson = False) -> None:
             made.append(read_composed(place(home, name)))
         except ConfigError as error:  # the others are there
             tell(str(error))
+    shared = _overlaps(found)
     if as_json:
         import msgspec
 
-        told = {"members": [*found.values()], "composed": made, "overlaps": _overlaps(found)}
+        told = {"members": [*found.values()], "composed": made, "overlaps": shared}
         typer.echo(json.dumps(msgspec.to_builtins(told)))
         return
-    shared = _overlaps(found)
     for name, each in found.items():
         others = [f"{share:.0%} with {other}" for other, share in shared.get(name, {}).items() if share]
         typer.echo(_line(each) + (f"; of its text it shares {', '.join(others)}" if others else ""))

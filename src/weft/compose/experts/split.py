@@ -25,7 +25,7 @@ from weft.compose.experts.clusters import Clusters, clustered
 from weft.compose.experts.tfidf import SAMPLE, learnt, sampled
 from weft.data.corpus import Split, TextualSource, documents, split
 from weft.data.documents import Document
-from weft.errors import ConfigError, DataError
+from weft.errors import ConfigError
 from weft.ids import Digest
 from weft.model.weights import whole_folder, write_json
 
@@ -76,16 +76,13 @@ def file_of(cluster: int, side: Split) -> str:
 def sided(source: TextualSource, base: Path, heldout_fraction: float) -> Iterator[Sided]:
     """Yield documents, or the two parts of each where a source has few, with the side that a run has them on.
 
-    The source is read twice, side by side; once where nothing is held out.
+    The source is read twice, side by side.
 
     Raises:
         ConfigError: no such share can be held out.
         DataError: as `weft.data.corpus.split`.
     """
-    if heldout_fraction == 0:
-        yield from _all_trained(source, base)
-        return
-    if not LEAST_HELDOUT <= heldout_fraction < 1:
+    if heldout_fraction and not LEAST_HELDOUT <= heldout_fraction < 1:
         raise ConfigError(
             f"--heldout {heldout_fraction}: the share of documents that are held out is 0, or {LEAST_HELDOUT} or more."
         )
@@ -96,16 +93,7 @@ def sided(source: TextualSource, base: Path, heldout_fraction: float) -> Iterato
             side, text = next(pieces)
             num_left -= len(text)
             yield side, Document(document.name, text)
-
-
-def _all_trained(source: TextualSource, base: Path) -> Iterator[Sided]:
-    has_text = False
-    for document in documents(source, base):
-        if document.text:
-            has_text = True
-            yield "train", document
-    if not has_text:
-        raise DataError("the corpus is empty: the files that were named hold no text. Name others.")
+    next(pieces, None)  # of no text at all it says so
 
 
 def find_clusters(
