@@ -10,7 +10,7 @@ from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.plan.profiles import Device, known
 from weft.plan.timing import Line
 from weft.run.config import TrainConfig
-from weft.run.trust import AuditedTrust, MembersTrust, TrustConfig, check
+from weft.run.trust import FEWEST, AuditedTrust, MembersTrust, TrustConfig, check
 from weft.sync.method.choices import Choices
 from weft.training.device import decoder
 
@@ -93,8 +93,8 @@ class Question:
 
     @property
     def audits(self) -> AuditedTrust | None:
-        """Return how members audit each other; None: they do not, or cannot with this method, or among so many."""
-        if not isinstance(self.trust, AuditedTrust) or self.num_peers > self.electors:
+        """Return how members audit each other; None: they do not, or cannot: the method, so few, so many."""
+        if not isinstance(self.trust, AuditedTrust) or not FEWEST <= self.num_peers <= self.electors:
             return None
         try:
             check(self.trust, self.choices)

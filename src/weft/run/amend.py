@@ -30,7 +30,7 @@ from weft.run.config import FolderAdapter, FolderModel, Genesis, NewAdapter, Run
 from weft.run.genesis import drawn_adapter, kind_of, of_shape, of_space
 from weft.run.idle import without_effect
 from weft.run.staged import StagedConfig
-from weft.run.trust import AuditedTrust, MembersTrust
+from weft.run.trust import FEWEST, AuditedTrust, MembersTrust
 from weft.sync.method.choices import ApplyConfig, Choices, InnerConfig, MuonConfig
 from weft.sync.method.presets import spell_out
 from weft.sync.method.schedule import ScheduleConfig
@@ -202,12 +202,13 @@ def run_file_of(run: RunConfig, num_peers: int) -> RunFile:
     """Return the run file, which says that it makes this run; its corpus is `corpus_like` the run's.
 
     Args:
-        num_peers: to expect, as far as there is room for so many.
+        num_peers: to expect, as far as there is room for so many, and where members audit, as many as that takes.
     """
-    is_graph = spell_out(run.method, num_peers).graph is not None
+    is_audited = isinstance(run.trust, AuditedTrust)
+    is_alone = is_audited or spell_out(run.method, num_peers).graph is not None  # nobody without a vote
     is_bytes = run.data.tokenizer == ByteTokenizer().digest
     written_otherwise = {
-        "peers": min(num_peers, run.electors * (1 if is_graph else MAX_GROUP)),
+        "peers": min(max(num_peers, FEWEST if is_audited else 1), run.electors * (1 if is_alone else MAX_GROUP)),
         "model": _model_of(run),
         "data": corpus_like(run),
         "tokenizer": BytesConfig() if is_bytes else JsonConfig(path=TOKENIZER),

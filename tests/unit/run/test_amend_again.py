@@ -20,6 +20,7 @@ from weft.run.genesis import initial, seal
 from weft.run.idle import without_effect
 from weft.run.outline import OpenAdmission
 from weft.run.staged import StagedConfig
+from weft.run.trust import FEWEST, AuditedTrust
 from weft.store.home import Home
 from weft.sync.method.choices import Choices
 from weft.sync.method.presets import DiLoCoConfig, FedAvgConfig, MethodConfig, NoLoCoConfig
@@ -142,6 +143,14 @@ def test_another_tokenizer_is_named_by_its_file(run_file: RunFile, tmp_path: Pat
     once = sealed(run_file, tmp_path, "one")
     other = msgspec.structs.replace(once, data=msgspec.structs.replace(once.data, tokenizer=once.initial))
     assert TOKENIZER in dump(run_file_of(other, num_peers=2))
+
+
+@pytest.mark.parametrize(("there", "expected"), [(1, FEWEST), (2, FEWEST), (4, 4), (70, 5)])
+def test_the_file_of_a_run_that_audits_names_as_many_peers_as_can(
+    run_file: RunFile, tmp_path: Path, there: int, expected: int
+) -> None:
+    once = sealed(msgspec.structs.replace(run_file, trust=AuditedTrust(), peers=4, electors=5), tmp_path, "one")
+    assert run_file_of(once, num_peers=there).peers == expected
 
 
 def test_more_peers_than_a_graph_has_room_for_and_the_run_before_it(run_file: RunFile, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from weft.run.config import FolderModel, RunConfig, RunFile, SizedModel
 from weft.run.genesis import on_corpus, resolve
 from weft.run.idle import without_effect
 from weft.run.machine import PeerConfig
-from weft.run.trust import AuditedTrust, MembersTrust, is_exact
+from weft.run.trust import FEWEST, AuditedTrust, MembersTrust, is_exact
 from weft.sim.scenario import Kind, Scenario
 from weft.sync.method.choices import Choices
 from weft.sync.method.presets import AutoConfig, MethodConfig, spell_out
@@ -151,8 +151,9 @@ def kept(folder: Path, peers: int | None, own: Own, method: Method, prices: Pric
     run = run if contents.charter is None else on_corpus(amended(run, contents.charter))
     num = 1 if contents.head is None else max(1, len(contents.head.members))
     model = FolderModel(path="model") if run.reward else SizedModel()
-    # What its maker's file said.
-    unknown = {"model": model, "data": corpus_like(run), "peers": num, "run": None, "reward": run.reward or None}
+    # What its maker's file said; of peers as many as it can have said at least.
+    told = {"model": model, "data": corpus_like(run), "peers": max(num, FEWEST), "run": None}
+    unknown = told | {"reward": run.reward or None}
     asked = _alike(RunFile(**alike(RunFile, run) | unknown), run.model, peers or num, own, method, prices, ())
     text_nbytes = run.data.train_text_nbytes + run.data.heldout_text_nbytes
     here = None
@@ -351,7 +352,11 @@ def _ask(
         idle_share=defaults.idle_share,
     )
     if isinstance(question.trust, AuditedTrust) and question.audits is None and run_file.stages == 1:
-        why = "with this method" if num <= run_file.electors else "where more train than vote"
+        why = "with this method"
+        if num < FEWEST:
+            why = f"where fewer than {FEWEST} are"
+        elif num > run_file.electors:
+            why = "where more train than vote"
         notes = (*notes, f"no audits are in these figures: members cannot audit each other {why}")
     return Asked(name=run_file.name, question=question, notes=notes, stages=run_file.stages, pipeline=run_file.pipeline)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unit.cli.small import Kept, Weft, as_trained
+from unit.cli.small import Kept, Weft, as_trained, saved
 from unit.cli.test_bad_input import refused
 from weft.cli.plan.question import time
 from weft.config import load
@@ -110,6 +110,19 @@ def test_a_run_that_audits_is_told_what_that_costs_and_another_is_not(weft: Weft
     assert "audits" not in weft("plan", of_four, *FAST).out
     other = weft("plan", of_four, *FAST, *AUDITED, "--method", "ddp")
     assert "members cannot audit each other with this method" in " ".join(other.out.split())
+    two = weft("plan", of_four, "--tokens-per-s", "1000", "--peers", "2", *AUDITED)
+    assert "members cannot audit each other where fewer than 3 are" in " ".join(two.out.split())
+
+
+def test_a_run_of_this_home_that_audits_is_planned_though_one_member_of_it_is_left(
+    weft: Weft, of_four: Path, home: Path
+) -> None:
+    of_four.write_text(of_four.read_text().replace("peers = 4", 'peers = 4\ntrust = {type = "audited"}', 1))
+    as_trained(saved(of_four, home).folder, 3, 5_000)
+    alone, four = weft("plan", "last", *FAST[:2], "--details"), weft("plan", "last", *FAST, "--details")
+    assert (alone.code, four.code) == (0, 0), alone.err
+    assert "where fewer than 3 are" in " ".join(alone.out.split())
+    assert "at audit_rate = 0.1: " in " ".join(four.out.split())
 
 
 def test_steps_in_exact_numbers_are_reckoned_three_times_as_long(weft: Weft, of_four: Path) -> None:
