@@ -7,6 +7,7 @@ A text may grow past the model's context. The cache cannot slide, since position
 full the newest half of the context is read again and generation goes on from there.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
@@ -50,6 +51,13 @@ def generate(
     """
     require_prompt(prompt_ids, model.config.vocab_size)
     return _generate(model, list(prompt_ids), sampling, generator)
+
+
+def timely(tokens: Iterator[int], within_s: float) -> Iterator[int]:
+    """Yield `tokens` as long as none is begun after so many seconds."""
+    until = time.monotonic() + within_s
+    while time.monotonic() < until and (token := next(tokens, None)) is not None:
+        yield token
 
 
 def require_prompt(prompt_ids: Sequence[int], vocab_size: int, called: str = "the model's vocabulary of") -> None:

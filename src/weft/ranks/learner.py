@@ -202,8 +202,9 @@ class SiteLearner(Stepper):
 
     @contextmanager
     def _showing(self, vector: Float32[Tensor, " num"]) -> Iterator[Shown]:
-        def write(ids: list[int], sampling: Sampling, seed: int) -> list[int]:
-            return cast(list[int], self._site.order(orders.Generate(prompt=tuple(ids), sampling=sampling, seed=seed)))
+        def write(ids: list[int], sampling: Sampling, seed: int, within_s: float) -> list[int]:
+            order = orders.Generate(prompt=tuple(ids), sampling=sampling, seed=seed, within_s=within_s)
+            return cast(list[int], self._site.order(order))
 
         worn = self._there(vector)
         self._site.order(orders.Wear(vector=worn.number))

@@ -200,6 +200,7 @@ class Generate(_Order, frozen=True, kw_only=True):
     prompt: tuple[int, ...]
     sampling: Sampling
     seed: int
+    within_s: float  # of rank 0's clock; infinite: as long as it takes
 
 
 # --- the site ---

@@ -10,6 +10,9 @@ All ranks call everything here, and at the same time.
 """
 
 import math
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from typing import cast
 
@@ -175,10 +178,10 @@ class Shard:
         self._line.add(figures)
         return float(figures)
 
-    def generate(self, prompt: tuple[int, ...], sampling: Sampling, seed: int) -> list[int]:
-        """Return what the model writes after `prompt`: the same on all ranks."""
-        agreed = cast(Transformer, _Agreed(self._module, self._line, self._device))
-        return list(generate(agreed, prompt, sampling, rng.stream(seed, "sample")))
+    def generate(self, prompt: tuple[int, ...], sampling: Sampling, seed: int, within_s: float) -> list[int]:
+        """Return what the model writes after `prompt`, as long as rank 0 has time: the same on all ranks."""
+        agreed = cast(Transformer, _Agreed(self._module, self._line, self._device, within_s))
+        return list(_until_over(generate(agreed, prompt, sampling, rng.stream(seed, "sample"))))
 
     # --- rows and strips ---
 
@@ -259,14 +262,33 @@ class Shard:
                 held.copy_(room.view_as(held))
 
 
-class _Agreed:
-    """What generation asks of a model, with rank 0's logits on all ranks: who chose another token would part."""
+class _Over(Exception):
+    """Rank 0 has no more time."""
 
-    def __init__(self, module: Transformer, line: Line, device: Device) -> None:
+
+def _until_over(tokens: Iterator[int]) -> Iterator[int]:
+    with suppress(_Over):
+        yield from tokens
+
+
+class _Agreed:
+    """What generation asks of a model, with rank 0's logits and clock on all ranks: who chose another token, or stopped
+    after another, would part.
+
+    Args:
+        within_s: seconds after which no other token is begun.
+    """
+
+    def __init__(self, module: Transformer, line: Line, device: Device, within_s: float) -> None:
         self.config, self.embed = module.config, module.embed
         self._module, self._line, self._device = module, line, device
+        self._until = time.monotonic() + within_s
 
     def next_logits(self, tokens: Tensor, cache: KVCache) -> Tensor:
+        is_over = torch.tensor([time.monotonic() >= self._until])
+        self._line.share(is_over)
+        if is_over:
+            raise _Over
         with self._device.autocast():
             logits = self._module.next_logits(tokens, cache).cpu().clone()
         self._line.share(logits)

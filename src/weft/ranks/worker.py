@@ -163,8 +163,8 @@ class Worker:
                 shard.unwear()
             case orders.Loss(micro_batch=micro_batch):
                 return shard.summed_loss(self._shared(order, data), micro_batch)
-            case orders.Generate(prompt=prompt, sampling=sampling, seed=seed):
-                return shard.generate(prompt, sampling, seed)
+            case orders.Generate(prompt=prompt, sampling=sampling, seed=seed, within_s=within_s):
+                return shard.generate(prompt, sampling, seed, within_s)
         return None
 
     def _shared(self, order: orders.Gradient | orders.Loss, data: tuple[Tensor, ...]) -> Batch:

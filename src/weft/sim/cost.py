@@ -62,6 +62,7 @@ class Silent(Trainer):
         num_tokens: int,  # noqa: ARG002
         seed: int,  # noqa: ARG002
         between: Callable[[], None] = nothing,
+        within_s: float = math.inf,  # noqa: ARG002
     ) -> str:
         between()
         return ""

@@ -86,6 +86,7 @@ class Measure(Protocol):
         num_tokens: int,
         seed: int,
         between: Callable[[], None] = nothing,
+        within_s: float = math.inf,
     ) -> str:
         """Return the text that the outer parameters `vector` write after `prompt`, of at most `num_tokens` tokens.
 
@@ -93,6 +94,7 @@ class Measure(Protocol):
 
         Args:
             between: called between tokens, or at the end; what it raises ends the text.
+            within_s: seconds after which no other token is begun.
 
         Raises:
             DataError: the prompt has a character that the tokenizer does not know.

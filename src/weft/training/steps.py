@@ -51,11 +51,11 @@ class Shown:
 
     Args:
         sums: returns what is found on a batch.
-        write: returns the tokens that follow some, by a seed.
+        write: returns the tokens that follow some, by a seed, and begins none after so many seconds.
     """
 
     sums: Callable[[Batch], Sums]
-    write: Callable[[list[int], Sampling, int], Iterable[int]]
+    write: Callable[[list[int], Sampling, int, float], Iterable[int]]
 
 
 class Stepper(ABC):
@@ -204,12 +204,13 @@ class Stepper(ABC):
         num_tokens: int,
         seed: int,
         between: Callable[[], None] = nothing,
+        within_s: float = math.inf,
     ) -> str:
         """As `Measure.sample`."""
         end, written = tokenizer.end_of_text, list[int]()
         ids = [int(token) for token in tokenizer.encode(prompt)] or [0 if end is None else end]
         with self._showing(vector) as shown:
-            for token in shown.write(ids, Sampling(max_new_tokens=num_tokens, stop_id=end), seed):
+            for token in shown.write(ids, Sampling(max_new_tokens=num_tokens, stop_id=end), seed, within_s):
                 written.append(token)
                 between()
         return tokenizer.decode(written)

@@ -29,7 +29,7 @@ from weft.data.batch import Batches
 from weft.data.rows import Batch, blank
 from weft.errors import CheckpointError
 from weft.events import Emit, MicroBatchChanged, Notice, WarmedUp
-from weft.inference.sample import Sampling, generate
+from weft.inference.sample import Sampling, generate, timely
 from weft.model import flat
 from weft.model.flat import Base, FlatModel, assemble, over
 from weft.model.sections import Section
@@ -379,8 +379,8 @@ class Trainer(Stepper):
         with allocating("the outer model beside the local one", self.device):
             module = assemble(self._run.model, vector.to(self.device.torch), self._base_here)
 
-        def write(ids: list[int], sampling: Sampling, seed: int) -> Iterator[int]:
+        def write(ids: list[int], sampling: Sampling, seed: int, within_s: float) -> Iterator[int]:
             with allocating("a text of this length", self.device):
-                yield from generate(module, ids, sampling, rng.stream(seed, "sample"))
+                yield from timely(generate(module, ids, sampling, rng.stream(seed, "sample")), within_s)
 
         yield Shown(partial(self._backward.sums, module), write)

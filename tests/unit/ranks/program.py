@@ -282,6 +282,8 @@ def check_measured(site: Site) -> None:
     np.testing.assert_allclose(found, expected[0], rtol=1e-5)
     text = both.site.sample(both.outer, ByteTokenizer(), "abc", 12, 1)
     assert text == both.plain.sample(plain, ByteTokenizer(), "abc", 12, 1)
+    assert both.site.sample(both.outer, ByteTokenizer(), "abc", 12, 1, within_s=0.0) == ""
+    assert both.site.sample(both.outer, ByteTokenizer(), "abc", 10**9, 1, within_s=0.5)  # not for days
     assert is_same(both.site.local(), before)
     both.train(8, 8)
     both.compare()

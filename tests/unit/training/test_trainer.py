@@ -730,6 +730,8 @@ def test_samples_depend_on_parameters_prompt_and_seed_only(stage: Stage) -> None
     letters = sum(character in "abcdefghijklmnopqrstuvwxyz" for character in text)
     assert letters > 0.9 * len(text)  # it learnt which bytes occur at all
     assert isinstance(trainer.sample(trained, tokenizer, "", 5, seed=1), str)
+    assert trainer.sample(trained, tokenizer, "abc", 60, seed=1, within_s=0.0) == ""
+    assert trainer.sample(trained, tokenizer, "abc", 10**9, seed=1, within_s=0.5)  # not for days
 
 
 # --- lent ---

@@ -23,7 +23,7 @@ from weft.run.config import DpoConfig, OrpoConfig, PreferenceConfig, RunConfig
 from weft.sync.records.messages import Manifest
 from weft.training.learner import Learner, Measure, Measured
 
-SAMPLE_TOKENS = 300
+SAMPLE_TOKENS, SAMPLE_S = 300, 30.0  # at most; no step is made meanwhile
 FAR_ABOVE = 1.5  # times the loss of who knows nothing: first weights are a little above it, and so are first rounds
 WAIT_S = 10.0  # for the last leader's evaluation, before another makes it
 
@@ -155,7 +155,7 @@ class Evaluator(Unmeasured):
         outer, tokenizer = self._replica.outer, self._data.tokenizer
         prompt, seed = self._run.train.sample_prompt, self._run.seed
         self.text = await self._context.compute.train(
-            lambda: self._trainer.sample(outer, tokenizer, prompt, SAMPLE_TOKENS, seed, self._between)
+            lambda: self._trainer.sample(outer, tokenizer, prompt, SAMPLE_TOKENS, seed, self._between, SAMPLE_S)
         )
         self._context.emit(Sampled(round=round, prompt=prompt, text=self.text))
 
