@@ -62,7 +62,7 @@ class Crew:
 
     def each_cpu_s(self) -> list[float]:
         """Return the CPU-seconds of each child, with those of its children."""
-        return [sum(map(_used_s, _family(child.pid))) for child in self._children]
+        return [used_s(child.pid) for child in self._children]
 
     def __enter__(self) -> "Crew":
         return self
@@ -91,6 +91,11 @@ class Crew:
                 answer: dict[str, Any] = json.loads(line)
                 return answer
         raise RuntimeError(f"a child ended: {child.args!r}")
+
+
+def used_s(pid: int) -> float:
+    """Return the CPU-seconds of a process, with those of its children; none of one that is gone."""
+    return sum(map(_used_s, _family(pid)))
 
 
 def _family(pid: int) -> list[psutil.Process]:

@@ -5,7 +5,8 @@ not.
     python -m benchmarks.audits --text FILE --every 20 --rounds 4     # sooner
 
 Three processes train over TLS on loopback, one thread each, on fewer cores than that: what one of them does for audits
-is taken from all. The same run with `trust` as usual, and audited with every contribution looked at (`audit_rate = 1`)
+is taken from all. So CPU time a token says the same as tokens a second, and other programs change it less. The same run
+with `trust` as usual, and audited with every contribution looked at (`audit_rate = 1`)
 and hardly any. What an audit costs is the difference of the latter two; a rate between them costs its share of it.
 `weft plan --line loopback` forecasts the same share for such a run file (`weft.cost.audits`).
 """
@@ -47,11 +48,13 @@ class Found(NamedTuple):
     """
     Args:
         rates: tokens a second that were counted, round by round.
+        cpu_s: CPU-seconds of all processes for a million of those.
         num_audits: of training steps.
         sent_nbytes: by a peer in a round, in the mean.
     """
 
     rates: list[float]
+    cpu_s: float
     num_audits: int
     sent_nbytes: float
 
@@ -65,14 +68,17 @@ def measured(trust: str, options: argparse.Namespace) -> Found:
         (path / "run.toml").write_text(RUN.format(every=options.every, trust=trust, **sizes))
         peers, _ticket = crew(stack, path, NUM, [*MACHINE])
         first = peers[0]
-        first.until(lambda: len(_rounds(first)) > options.rounds + 1, within_s=3600)
-        rounds = _rounds(first)[1:]  # the first has the start in it
+        first.until(lambda: len(_rounds(first)) > 1, within_s=3600)
+        began, before_s = len(_rounds(first)), sum(peer.cpu_s() for peer in peers)
+        first.until(lambda: len(_rounds(first)) >= began + options.rounds, within_s=3600)
+        rounds, used_s = _rounds(first), sum(peer.cpu_s() for peer in peers) - before_s
         events = [entry.event for peer in peers for entry in peer.entries()]
     if any(isinstance(event, WorkDoubted) for event in events):
         raise RuntimeError("honest work was doubted")
-    rates = [tokens / (at - before) for (before, _), (at, tokens) in pairwise(rounds)]
+    rates = [tokens / (at - before) for (before, _), (at, tokens) in pairwise(rounds[began - 1 :])]
+    counted = sum(tokens for _, tokens in rounds[began:])
     sent = [event.sent_nbytes for event in events if isinstance(event, RoundCommitted) and event.round > 1]
-    return Found(rates, sum(isinstance(event, WorkAudited) for event in events), mean(sent))
+    return Found(rates, 1e6 * used_s / counted, sum(isinstance(event, WorkAudited) for event in events), mean(sent))
 
 
 def _rounds(first: Process) -> list[tuple[float, int]]:
@@ -90,18 +96,31 @@ def main() -> None:
     speeds = {name: median(each.rates) for name, each in found.items()}
     plain, few, all_of_them = speeds.values()
     at_default = 1 / (1 / few + RATE * (1 / all_of_them - 1 / few))
+    cpu, cpu_few, cpu_all = (each.cpu_s for each in found.values())
+    cpu_at_default = cpu_few + RATE * (cpu_all - cpu_few)
     sent, sent_few, sent_all = (each.sent_nbytes for each in found.values())
     sent_at_default = sent_few + RATE * (sent_all - sent_few)
     rows = [
-        [name, speeds[name], speeds[name] / plain, each.sent_nbytes / 1e6, each.sent_nbytes / sent, each.num_audits]
+        [
+            *(name, speeds[name], speeds[name] / plain, each.cpu_s, each.cpu_s / cpu),
+            *(each.sent_nbytes / 1e6, each.sent_nbytes / sent, each.num_audits),
+        ]
         for name, each in found.items()
     ]
-    at_rate = at_default, at_default / plain, sent_at_default / 1e6, sent_at_default / sent
-    rows.append([f"audited, rate {RATE:g}, from these", *at_rate, ""])
+    row = [f"audited, rate {RATE:g}, from these", at_default, at_default / plain, cpu_at_default, cpu_at_default / cpu]
+    rows.append([*row, sent_at_default / 1e6, sent_at_default / sent, ""])
     verdict = "met" if at_default >= AIM * plain else "**missed**"
     of_bytes = "met" if sent_at_default <= AIM_NBYTES * sent else "**missed**"
     text = f"{options.every} training steps a round. {load_line(before)}"
-    header = ["trust", "tokens/s", "of the speed without", "MB a peer and round", "times those without"]
+    header = [
+        "trust",
+        "tokens/s",
+        "of the speed without",
+        "CPU s a million tokens",
+        "times those without",
+        "MB a peer and round",
+        "times those without",
+    ]
     header += ["steps that were audited"]
     aim = (
         f"Aims at the default rate: {AIM:g} of the speed without: {verdict}; at most {AIM_NBYTES:g} times the bytes: "

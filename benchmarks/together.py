@@ -23,6 +23,7 @@ from statistics import median, quantiles
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from benchmarks._crew import used_s
 from benchmarks.report import load, load_line, table, write
 from weft.events import Entry, Notice, RoundCommitted
 from weft.log import read_jsonl
@@ -94,6 +95,10 @@ class Process:
                 raise RuntimeError(f"it did not happen within {within_s:.0f} s: {self._said.read_text()[-2000:]}")
             time.sleep(0.5)
         return str(answer)
+
+    def cpu_s(self) -> float:
+        """Return the CPU-seconds that it has used."""
+        return used_s(self.process.pid)
 
     def end(self) -> None:
         self.process.kill()
