@@ -6,6 +6,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from weft.cli.model.trained import Trained
+from weft.cli.serve.composed import open_composed
+from weft.cli.serve.loading import How, load, prepared
 from weft.compose.member import Member, Origin
 from weft.compose.registry import Registry, write_member
 from weft.compose.space import Space
@@ -16,6 +18,7 @@ from weft.ids import Digest
 from weft.model.config import ModelConfig
 from weft.model.flat import assemble
 from weft.model.initial import initial_vector
+from weft.serve.generation import Model
 from weft.store.chunks import raw
 from weft.wire import digest
 
@@ -68,3 +71,10 @@ def write(
 
 def write_all(home: Path, names: Sequence[str], num_layers: int = 1) -> list[Member]:
     return [write(home, name, seed, num_layers=num_layers) for seed, name in enumerate(names)]
+
+
+def served(folder: Path, name: str, how: How, home: Path, every: int | None = None) -> Model:
+    """Return what is composed in a folder, as a server has it."""
+    here = prepared(how)
+    (model,) = load([open_composed(folder, name, here, home, every)], here).models.values()
+    return model
