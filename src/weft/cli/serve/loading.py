@@ -118,7 +118,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Models that are ready to be asked, by their names; the first is taken where a request names none.
+    """Models that are ready to be asked, by their names; the first is taken where a request need name none.
 
     Args:
         plans: of each, in the same order.

@@ -218,7 +218,7 @@ def test_another_server_that_cannot_be_asked_is_refused(weft: Weft, tmp_path: Pa
     with stub() as behind:
         address = f"{behind.address}v1"
         refused(weft, 2, "has no model 'mine', but stub, other", "serve", "mine", "--backend", address)
-        refused(weft, 2, "2 models would have it", "serve", "--backend", address, "--name", "mine")
+        refused(weft, 2, "1 name, and 2 models would have them", "serve", "--backend", address, "--name", "mine")
         refused(weft, 2, "nobody would be refused", "serve", "--backend", address, "--host", "0.0.0.0")
     refused(weft, 22, "nobody answers at", "serve", "--backend", address)
     refused(weft, 2, "no address of a server", "serve", "--backend", "vlm://x")
