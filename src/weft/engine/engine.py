@@ -28,7 +28,7 @@ from weft.clock import Clock, SystemClock
 from weft.engine.batch import Piece
 from weft.engine.draft import Asked, Draft
 from weft.engine.draw import Counts, draw
-from weft.engine.scheduling.budget import MAX_SLOWDOWN
+from weft.engine.scheduling.budget import ALONE_S, MAX_SLOWDOWN, SHARED_S
 from weft.engine.scheduling.guess import Guesses, Worth
 from weft.engine.scheduling.pace import Pace, pairs_of
 from weft.engine.scheduling.pages import PAGE, PagePool
@@ -75,6 +75,11 @@ class Turns:
         self._within = within
         self._changed = threading.Condition()
         self._line: deque[int] = deque()  # threads, whose turn it is first
+
+    @property
+    def is_wanted(self) -> bool:
+        """Return whether somebody has the turn, or waits for it."""
+        return bool(self._line) or (self._within is not None and self._within.is_wanted)
 
     def __enter__(self) -> None:
         me = threading.get_ident()
@@ -252,7 +257,7 @@ class Engine:
     def _turn_until_closed(self) -> None:
         while self._take_asked(is_idle=not self._schedule.num_running + self._schedule.num_waiting):
             self._tell_readers()  # who has cancelled does not wait for a step
-            if rows := self._schedule.plan():
+            if rows := self._schedule.plan(SHARED_S if self._turns.is_wanted else ALONE_S):
                 self._step(rows)
             self._tell_totals()
             self._tell_readers()

@@ -16,8 +16,9 @@ from unit.engine.test_step import CONFIG, CPU, text_of, vector_of
 from weft.engine.draft import Draft
 from weft.engine.draw import Drawing, Drawn
 from weft.engine.engine import MAX_WAITING, Engine, Turns
-from weft.engine.scheduling.budget import GRAIN, Budget
+from weft.engine.scheduling.budget import ALONE_S, GRAIN, SHARED_S, Budget
 from weft.engine.scheduling.pages import PAGE
+from weft.engine.scheduling.schedule import Row, Scheduler
 from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.engine.text import MAX_UNREAD, Full, Text, Unread, Wanted
 from weft.errors import ConfigError, NotFinite
@@ -577,3 +578,27 @@ async def test_engines_that_share_turns_step_one_at_a_time_and_draw_what_each_dr
         goes_on.set()
         for each in engines:
             each.close()
+
+
+async def test_prompts_are_read_for_a_shorter_time_while_others_wait_for_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Turns()
+    engine, asked, plan = made(turns=Turns(device)), list[float](), Scheduler.plan
+
+    def asking(self: Scheduler, alone_s: float) -> list[Row]:
+        asked.append(alone_s)
+        return plan(self, alone_s)
+
+    monkeypatch.setattr(Scheduler, "plan", asking)
+    try:
+        await whole(engine.begin(wanted(PROMPTS[3], num=1)))
+        with device:  # another model computes
+            num = len(asked)
+            text = engine.begin(wanted(PROMPTS[4], num=1))
+            await until(lambda: len(asked) > num)
+        await whole(text)
+        assert set(asked[:num]) == {ALONE_S}
+        assert asked[num] == SHARED_S
+    finally:
+        engine.close()

@@ -219,6 +219,8 @@ def test_another_server_that_cannot_be_asked_is_refused(weft: Weft, tmp_path: Pa
         address = f"{behind.address}v1"
         refused(weft, 2, "has no model 'mine', but stub, other", "serve", "mine", "--backend", address)
         refused(weft, 2, "1 name, and 2 models would have them", "serve", "--backend", address, "--name", "mine")
+        twice = ("--name", "mine", "--name", "mine")
+        refused(weft, 2, "two models are called mine", "serve", "stub", "other", "--backend", address, *twice)
         refused(weft, 2, "nobody would be refused", "serve", "--backend", address, "--host", "0.0.0.0")
     refused(weft, 22, "nobody answers at", "serve", "--backend", address)
     refused(weft, 2, "no address of a server", "serve", "--backend", "vlm://x")
