@@ -96,7 +96,9 @@ def test_members_that_never_met_are_composed_aligned_and_served(tmp_path: Path) 
     alone = {each["name"]: each["loss"] for each in told["members"]}
     assert told["loss"] < alone[lower] - 0.05  # what was trained on all kinds of text reads the others', too
     weft(fifth.home, "compose", "export", "both", tmp_path / "one")
-    assert answer(tmp_path / "one", fifth) == drawn(fifth, "def f")
+    expected = drawn(fifth, "def f")
+    assert answer(tmp_path / "one", fifth) == expected
+    assert answer(fifth.home / "composed" / "both", fifth) == expected
 
 
 def answer(folder: Path, shell: Shell) -> str:

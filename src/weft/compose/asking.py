@@ -1,11 +1,11 @@
 """Experts that were mixed or merged, as they are asked.
 
-weighting_of              what each counts, for who measures losses
-rule_of, engine_of        the same, for who draws texts
-merged_plan, merged_engine        of a mixture, in which a router chooses
+weighting_of                      what each counts, for who measures losses
+rule_of, needs_of, steps_of       the same, for who draws texts
+merged_needs, merged_steps        of a mixture, in which a router chooses
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +18,7 @@ from weft.compose.experts.ensemble import Distance, Posterior, TopK, Uniform, We
 from weft.compose.experts.mixture import MixtureConfig, mixture_layout
 from weft.compose.experts.together import Rule, Together, token_nbytes
 from weft.data.tokenizer import Tokenizer
-from weft.engine.engine import Engine
-from weft.engine.load import NUMBER_NBYTES, Beside, Plan, plan, weights_nbytes
+from weft.engine.load import NUMBER_NBYTES, Beside, Needs, Plan, needs, weights_nbytes
 from weft.engine.numbers import Kind
 from weft.engine.scheduling.pages import PAGE
 from weft.engine.step import KeysAndValues, Stepper, Weights, page_nbytes
@@ -54,15 +53,8 @@ def rule_of(folder: Path, told: Experts, words: Tokenizer, device: torch.device)
     return Rule(told.weighting, (prior / prior.sum()).log(), about, told.top)
 
 
-def plan_of(
-    configs: Sequence[ModelConfig],
-    device: torch.device,
-    kind: Kind,
-    context: int,
-    kv_nbytes: int | None,
-    free_nbytes: int,
-) -> Plan:
-    """Return what serving experts will hold; arguments and errors are those of `engine.load.plan`."""
+def needs_of(configs: Sequence[ModelConfig], kind: Kind, context: int) -> Needs:
+    """Return what serving experts takes; arguments are those of `engine.load.needs`."""
     first, *others = configs
     beside = Beside(
         called="the experts beside it",
@@ -70,18 +62,11 @@ def plan_of(
         + PAGE * token_nbytes([each.width for each in configs]),
         weights_nbytes=sum(weights_nbytes(each, kind) for each in others),
     )
-    return plan(first, device, kind, context, kv_nbytes, free_nbytes, beside)
+    return needs(first, kind, context, beside)
 
 
-def engine_of(
-    experts: Sequence[Expert],
-    rule: Rule,
-    device: torch.device,
-    planned: Plan,
-    context: int,
-    on_step: Callable[[int, int, float], None],
-) -> Engine:
-    """Return an engine that asks experts together; vectors are read, and kept as `Weights` does."""
+def steps_of(experts: Sequence[Expert], rule: Rule, device: torch.device, planned: Plan) -> Together:
+    """Return the steps of experts that are asked together; vectors are read, and kept as `Weights` does."""
     steppers = [
         Stepper(
             Weights(config, vector.to(device), planned.kind),
@@ -89,37 +74,21 @@ def engine_of(
         )
         for config, vector in experts
     ]
-    return Engine(
-        Together(steppers, [config.width for config, _ in experts], rule, planned.num_pages),
-        vocab_size=experts[0][0].vocab_size,
-        context=context,
-        num_pages=planned.num_pages,
-        on_step=on_step,
-    )
+    return Together(steppers, [config.width for config, _ in experts], rule, planned.num_pages)
 
 
 # --- a mixture ---
 
 
-def merged_plan(
-    config: MixtureConfig, device: torch.device, kind: Kind, context: int, kv_nbytes: int | None, free_nbytes: int
-) -> Plan:
-    """Return what serving a mixture will hold; arguments and errors are those of `engine.load.plan`."""
+def merged_needs(config: MixtureConfig, kind: Kind, context: int) -> Needs:
+    """Return what serving a mixture takes; arguments are those of `engine.load.needs`."""
     networks = sum(span.num for span in mixture_layout(config) if ".ffn.experts." in span.name)
     others = networks * (config.num_experts - 1) // config.num_experts
-    beside = Beside("its other experts", 0, others * NUMBER_NBYTES[kind])
-    return plan(config.model, device, kind, context, kv_nbytes, free_nbytes, beside)
+    return needs(config.model, kind, context, Beside("its other experts", 0, others * NUMBER_NBYTES[kind]))
 
 
-def merged_engine(
-    config: MixtureConfig,
-    vector: Float[Tensor, " num"],
-    device: torch.device,
-    planned: Plan,
-    context: int,
-    on_step: Callable[[int, int, float], None],
-) -> Engine:
-    """Return an engine of a mixture; its vector is read, and kept as `Weights` does.
+def merged_steps(config: MixtureConfig, vector: Float[Tensor, " num"], device: torch.device, planned: Plan) -> Stepper:
+    """Return the steps of a mixture; its vector is read, and kept as `Weights` does.
 
     Raises:
         ConfigError: exact numbers, which no router has.
@@ -127,11 +96,4 @@ def merged_engine(
     spans = mixture_layout(config)
     weights = Weights(config.model, vector.to(device), planned.kind, spans=spans, top=config.top_k)
     # No graphs: which networks compute a row is known in the middle of a step.
-    kept = KeysAndValues(config.model, planned.num_pages, device, planned.kind, has_graphs=False)
-    return Engine(
-        Stepper(weights, kept),
-        vocab_size=config.model.vocab_size,
-        context=context,
-        num_pages=planned.num_pages,
-        on_step=on_step,
-    )
+    return Stepper(weights, KeysAndValues(config.model, planned.num_pages, device, planned.kind, has_graphs=False))

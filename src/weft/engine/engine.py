@@ -8,11 +8,13 @@
 Whoever reads slowly holds up nobody: once `text.MAX_UNREAD` tokens wait for it, its text leaves the schedule until half
 of them are read. Of a long text more may wait (`text.UNREAD_PART`), since it may have to be read again. Where more than
 `MAX_BEHIND` texts wait for their readers so, one of whoever has most of them ends. The thread owns the schedule, the
-pages and the numbers; others reach it through a queue alone.
+pages and the numbers; others reach it through a queue alone. Engines that share a device may share turns at it
+(`Turns`): one step at a time.
 """
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -26,7 +28,7 @@ from weft.clock import Clock, SystemClock
 from weft.engine.batch import Piece
 from weft.engine.draft import Asked, Draft
 from weft.engine.draw import Counts, draw
-from weft.engine.scheduling.budget import MAX_SLOWDOWN
+from weft.engine.scheduling.budget import ALONE_S, MAX_SLOWDOWN, SHARED_S
 from weft.engine.scheduling.guess import Guesses, Worth
 from weft.engine.scheduling.pace import Pace, pairs_of
 from weft.engine.scheduling.pages import PAGE, PagePool
@@ -59,6 +61,40 @@ class Totals:
     num_behind: int = 0  # texts that wait for their readers
     num_pages: int = 0
     num_held: int = 0  # pages
+
+
+class Turns:
+    """Whose step it is, of engines that share a device: who waits is let in by the order in which they came, so between
+    two steps of one each other that has something to compute has one.
+
+    Args:
+        within: turns for which those who take these stand in line together, as one; None: nobody else is there.
+    """
+
+    def __init__(self, within: "Turns | None" = None) -> None:
+        self._within = within
+        self._changed = threading.Condition()
+        self._line: deque[int] = deque()  # threads, whose turn it is first
+
+    @property
+    def is_wanted(self) -> bool:
+        """Return whether somebody has the turn, or waits for it."""
+        return bool(self._line) or (self._within is not None and self._within.is_wanted)
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            self._line.append(me)
+            self._changed.wait_for(lambda: self._line[0] == me)
+        if self._within is not None:
+            self._within.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        if self._within is not None:
+            self._within.__exit__()
+        with self._changed:
+            self._line.popleft()
+            self._changed.notify_all()
 
 
 class Serves(Protocol):
@@ -100,6 +136,7 @@ class Engine:
         has_guesses: whether several tokens of a text are computed in one step where they can be guessed.
         draft: a model that guesses what look-up does not know; it is this engine's alone from now on.
         on_step: told how many tokens were drawn, how many were read, and how long it took, on the engine's thread.
+        turns: at the device, which other engines take, too; None: it is this engine's alone.
     """
 
     def __init__(
@@ -116,8 +153,10 @@ class Engine:
         draft: Draft | None = None,
         clock: Clock | None = None,
         on_step: Callable[[int, int, float], None] = lambda _drawn, _read, _s: None,
+        turns: Turns | None = None,
     ) -> None:
         self._stepper = stepper
+        self._turns = turns or Turns()
         self.vocab_size = vocab_size
         self.context = min(context, num_pages * PAGE)
         self._pool = PagePool(num_pages)
@@ -218,7 +257,7 @@ class Engine:
     def _turn_until_closed(self) -> None:
         while self._take_asked(is_idle=not self._schedule.num_running + self._schedule.num_waiting):
             self._tell_readers()  # who has cancelled does not wait for a step
-            if rows := self._schedule.plan():
+            if rows := self._schedule.plan(SHARED_S if self._turns.is_wanted else ALONE_S):
                 self._step(rows)
             self._tell_totals()
             self._tell_readers()
@@ -322,22 +361,13 @@ class Engine:
         if not rows:
             return
         try:
-            rows = self._with_drafts(rows)
-            began, num_graphs = self.clock.now(), self._stepper.num_graphs
-            pieces = [
-                Piece(
-                    row.tokens,
-                    row.start,
-                    row.sequence.pages,
-                    num_draws=row.num_draws,
-                    sums=self._jobs[row.sequence].text.wanted.is_mean,
-                )
-                for row in rows
-            ]
-            logits = on_host(self._stepper.step(pieces))
-            self._add_sums(rows)
-            self._schedule.done(rows)
-            self._let_draft_read()
+            with self._turns:
+                rows = self._with_drafts(rows)
+                began, num_graphs = self.clock.now(), self._stepper.num_graphs
+                logits = on_host(self._stepper.step([self._piece(row) for row in rows]))
+                self._add_sums(rows)
+                self._schedule.done(rows)
+                self._let_draft_read()
         except Exception as error:  # out of memory, a broken device: whoever waits hears of it
             for row in rows:
                 self._end(self._jobs[row.sequence], error)
@@ -366,6 +396,11 @@ class Engine:
         self.totals.num_read += num_read
         self.totals.num_drawn += num_drawn
         self._on_step(num_drawn, num_read, took_s)
+
+    def _piece(self, row: Row) -> Piece:
+        sequence = row.sequence
+        is_mean = self._jobs[sequence].text.wanted.is_mean
+        return Piece(row.tokens, row.start, sequence.pages, num_draws=row.num_draws, sums=is_mean)
 
     def _with_drafts(self, rows: list[Row]) -> list[Row]:
         """Return rows with what the draft model guesses behind them."""

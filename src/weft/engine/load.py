@@ -1,6 +1,6 @@
 """From a model's parameters to an engine that serves it: which numbers, how many pages, whether that fits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.engine.draft import Draft
-from weft.engine.engine import Engine
+from weft.engine.engine import Engine, Turns
 from weft.engine.numbers import Kind, can_multiply, probe, product_s
 from weft.engine.scheduling.pages import PAGE, num_pages
 from weft.engine.step import KeysAndValues, Stepper, Weights, page_nbytes
@@ -115,44 +115,95 @@ class Beside:
     weights_nbytes: int
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What serving a model takes.
+
+    Args:
+        held: the beginning of a sentence that says so.
+        page_nbytes: of one page.
+        context: tokens of the longest text.
+    """
+
+    held: str
+    kind: Kind
+    weights_nbytes: int
+    page_nbytes: int
+    context: int
+
+    @property
+    def num_least(self) -> int:
+        """Return how many pages the longest text takes."""
+        return num_pages(self.context)
+
+    @property
+    def text_nbytes(self) -> int:
+        """Return what the longest text takes."""
+        return self.num_least * self.page_nbytes
+
+
+def needs(config: ModelConfig, kind: Kind, context: int, beside: Beside | None = None) -> Needs:
+    """Return what a model takes, with what is beside it; `context` as of `Needs`."""
+    held = f"the model and {beside.called} take" if beside else "the model takes"
+    weights = weights_nbytes(config, kind) + (beside.weights_nbytes if beside else 0)
+    return Needs(held, kind, weights, page_nbytes(config, kind) + (beside.page_nbytes if beside else 0), context)
+
+
 def plan(
-    config: ModelConfig,
-    device: torch.device,
-    kind: Kind,
-    context: int,
-    kv_nbytes: int | None,
-    free_nbytes: int,
-    beside: Beside | None = None,
+    config: ModelConfig, device: torch.device, kind: Kind, context: int, kv_nbytes: int | None, free_nbytes: int
 ) -> Plan:
-    """Return what is held for a model, and what is beside it, and for how many tokens there is room.
+    """Return what is held for a model, and for how many tokens there is room.
 
     Args:
         context: tokens of the longest text.
-        kv_nbytes: for keys and values; None: a share of what is free.
+        kv_nbytes, free_nbytes: as of `plan_together`.
+
+    Raises:
+        TooLarge, ConfigError: as `plan_together`.
+    """
+    return plan_together([needs(config, kind, context)], device, kv_nbytes, free_nbytes)[0]
+
+
+def plan_together(models: Sequence[Needs], device: torch.device, kv_nbytes: int | None, free_nbytes: int) -> list[Plan]:
+    """Return what is held for each of several models, each with room for as many of its longest texts as the others.
+
+    Args:
+        kv_nbytes: for keys and values of all of them; None: a share of what is free.
         free_nbytes: of the device's memory.
 
     Raises:
-        TooLarge: there is no room for the model, or beside it for one text.
-        ConfigError: `kv_nbytes` does not hold one text.
+        TooLarge: there is no room for the models, or beside them for one text of each.
+        ConfigError: `kv_nbytes` does not hold one text of each.
     """
-    weights = weights_nbytes(config, kind) + (beside.weights_nbytes if beside else 0)
-    page = page_nbytes(config, kind) + (beside.page_nbytes if beside else 0)
-    least = num_pages(context)
+    weights, least = sum(each.weights_nbytes for each in models), sum(each.text_nbytes for each in models)
     left = free_nbytes - weights
-    if left < least * page:
-        held = f"the model and {beside.called} take" if beside else "the model takes"
+    alone = models[0] if len(models) == 1 else None
+    if left < least:
+        held, texts = f"{len(models)} models take", "a text of the context of each"
+        if alone is not None:
+            held, texts = alone.held, f"a text of {alone.context:,} tokens"
         raise TooLarge(
-            f"{held} {_gb(weights)} as {kind}, and a text of {context:,} tokens {_gb(least * page)} more; of "
-            f"{device} {_gb(free_nbytes)} are free. Close other programs, or choose a smaller context."
+            f"{held} {_gb(weights)} as {models[0].kind}, and {texts} {_gb(least)} more; of {device} "
+            f"{_gb(free_nbytes)} are free. Close other programs, {'' if alone else 'serve fewer models, '}or choose a "
+            "smaller context."
         )
     if kv_nbytes is None:
-        num = min(max(least, int(KV_SHARE * left) // page), FULL_TEXTS * least)
-    elif (num := min(kv_nbytes, left) // page) < least:
+        given = min(max(least, int(KV_SHARE * left)), FULL_TEXTS * least)
+    elif (given := min(kv_nbytes, left)) < least:
+        said = f"do not hold a text of the context of each of {len(models)} models;"
+        if alone is not None:
+            said = (
+                f"hold {given // alone.page_nbytes * PAGE:,} tokens; one text of the context has {alone.context:,}, and"
+            )
         raise ConfigError(
-            f"{_gb(kv_nbytes)} for keys and values hold {num * PAGE:,} tokens; one text of the context takes "
-            f"{context:,}, which is {_gb(least * page)}. Give more, or choose a smaller context."
+            f"{_gb(kv_nbytes)} for keys and values {said} that takes {_gb(least)}. Give more, or choose a smaller "
+            "context."
         )
-    return Plan(kind, num, weights, num * page)
+    nums = [each.num_least * given // least for each in models]
+    return [
+        Plan(each.kind, num, each.weights_nbytes, num * each.page_nbytes)
+        for each, num in zip(models, nums, strict=True)
+    ]
 
 
 def weights_nbytes(config: ModelConfig, kind: Kind, section: Section | None = None) -> int:
@@ -186,6 +237,7 @@ def engine_of(
     *,
     has_guesses: bool = True,
     draft: DraftModel | None = None,
+    turns: Turns | None = None,
 ) -> Engine:
     """Return an engine; `vector` is read, and kept as `Weights` does."""
     weights = Weights(config, vector.to(device), planned.kind)
@@ -198,6 +250,7 @@ def engine_of(
         has_guesses=has_guesses,
         draft=None if draft is None else _draft(draft, device, planned.num_pages, config.vocab_size),
         on_step=on_step,
+        turns=turns,
     )
 
 

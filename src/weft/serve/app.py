@@ -254,11 +254,12 @@ class _Server:
         models = list(self._models.values())
         for engine in set(self._healths) - {id(model.engine) for model in models}:
             del self._healths[engine]
-        said = {}
-        for model in models:
-            health = self._healths.setdefault(id(model.engine), Health(partial(_draw_one, model), self._clock))
-            said[model.id] = await health.said()
-        return tell_health(said)
+        healths = [
+            self._healths.setdefault(id(model.engine), Health(partial(_draw_one, model), self._clock))
+            for model in models
+        ]
+        said = await asyncio.gather(*(each.said() for each in healths))
+        return tell_health({model.id: why for model, why in zip(models, said, strict=True)})
 
 
 async def _version(_request: Request) -> Plain:

@@ -224,9 +224,14 @@ TABLE: dict[str, Rows] = {
                 Refused(f"serve {{ticket}} {option} {value}", "the run's members compute"),
             )
             for option, value in {
-                **{"--device": "cpu", "--threads": "1", "--numbers": "fp32", "--cache": "1GB", "--draft": "last"}
+                **{"--device": "cpu", "--threads": "1", "--numbers": "fp32", "--cache": "1GB"}
             }.items()
         },
+        "--draft": (
+            Refused("serve --backend vllm --draft last", "the server of --backend computes"),
+            Refused("serve {ticket} --draft last", "the run's members compute"),
+            Refused("serve last last --draft last", "it guesses for one model, and here are several"),
+        ),
         "--max-context": (Refused("serve --backend vllm --max-context 9", "the server of --backend computes"),),
         **{
             option: (

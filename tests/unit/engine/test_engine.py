@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 from unit.engine.test_step import CONFIG, CPU, text_of, vector_of
 from weft.engine.draft import Draft
 from weft.engine.draw import Drawing, Drawn
-from weft.engine.engine import MAX_WAITING, Engine
-from weft.engine.scheduling.budget import GRAIN, Budget
+from weft.engine.engine import MAX_WAITING, Engine, Turns
+from weft.engine.scheduling.budget import ALONE_S, GRAIN, SHARED_S, Budget
 from weft.engine.scheduling.pages import PAGE
+from weft.engine.scheduling.schedule import Row, Scheduler
 from weft.engine.step import KeysAndValues, Stepper, Weights
 from weft.engine.text import MAX_UNREAD, Full, Text, Unread, Wanted
 from weft.errors import ConfigError, NotFinite
@@ -33,11 +35,12 @@ def made(
     has_guesses: bool = True,
     draft: Draft | None = None,
     on_step: Callable[[int, int, float], None] = lambda *_: None,
+    turns: Turns | None = None,
+    steps: type[Stepper] = Stepper,
 ) -> Engine:
     weights = Weights(CONFIG, vector_of(CONFIG), "fp32")
-    stepper = Stepper(weights, KeysAndValues(CONFIG, num_pages, CPU, "fp32"))
     return Engine(
-        stepper,
+        steps(weights, KeysAndValues(CONFIG, num_pages, CPU, "fp32")),
         vocab_size=CONFIG.vocab_size,
         context=CONFIG.max_seq_len,
         num_pages=num_pages,
@@ -45,6 +48,7 @@ def made(
         has_guesses=has_guesses,
         draft=draft,
         on_step=on_step,
+        turns=turns,
     )
 
 
@@ -522,3 +526,79 @@ async def test_what_fails_for_one_text_fails_for_no_other(engine: Engine) -> Non
     with pytest.raises(NotFinite):
         await whole(bad)
     assert len(await whole(good)) == 12
+
+
+# --- several engines of one device ---
+
+
+async def test_turns_are_taken_in_the_order_in_which_they_were_asked_for() -> None:
+    models, had = Turns(), list[str]()
+    paths = Turns(models)  # of one model
+
+    def take(name: str, turns: Turns) -> None:
+        with turns:
+            had.append(name)
+
+    threads = list[threading.Thread]()
+    with models:
+        for name, turns, num_paths, num_models in (
+            ("a path", paths, 1, 2),
+            ("another path", paths, 2, 2),
+            ("a model", models, 2, 3),
+        ):
+            threads.append(threading.Thread(target=take, args=(name, turns), daemon=True))
+            threads[-1].start()
+            await until(lambda: (len(paths._line), len(models._line)) == (num_paths, num_models))  # noqa: B023
+        assert not had
+    await until(lambda: len(had) == len(threads))
+    assert had == ["a path", "a model", "another path"]  # those of one model stand in line as one
+    with pytest.raises(NotFinite), paths:
+        raise NotFinite("a step that fails")
+    take("after a fault", paths)
+
+
+async def test_engines_that_share_turns_step_one_at_a_time_and_draw_what_each_draws_alone(engine: Engine) -> None:
+    turns, begun, goes_on = Turns(), list[Stepper](), threading.Event()
+
+    class Gated(Stepper):
+        def step(self, pieces: Any) -> torch.Tensor:
+            begun.append(self)
+            goes_on.wait(60)
+            return super().step(pieces)
+
+    engines = [made(turns=turns, steps=Gated) for _ in range(2)]
+    try:
+        texts = [each.begin(wanted(PROMPTS[2])) for each in engines]
+        await until(lambda: len(turns._line) == 2)
+        assert len(begun) == 1, "the other waits for its turn"
+        goes_on.set()
+        assert [await whole(text) for text in texts] == 2 * [await whole(engine.begin(wanted(PROMPTS[2])))]
+        assert len(set(map(id, begun))) == 2
+    finally:
+        goes_on.set()
+        for each in engines:
+            each.close()
+
+
+async def test_prompts_are_read_for_a_shorter_time_while_others_wait_for_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Turns()
+    engine, asked, plan = made(turns=Turns(device)), list[float](), Scheduler.plan
+
+    def asking(self: Scheduler, alone_s: float) -> list[Row]:
+        asked.append(alone_s)
+        return plan(self, alone_s)
+
+    monkeypatch.setattr(Scheduler, "plan", asking)
+    try:
+        await whole(engine.begin(wanted(PROMPTS[3], num=1)))
+        with device:  # another model computes
+            num = len(asked)
+            text = engine.begin(wanted(PROMPTS[4], num=1))
+            await until(lambda: len(asked) > num)
+        await whole(text)
+        assert set(asked[:num]) == {ALONE_S}
+        assert asked[num] == SHARED_S
+    finally:
+        engine.close()

@@ -3,7 +3,7 @@ import torch
 
 from unit.engine.test_step import CONFIG, CPU, vector_of
 from weft.engine import load
-from weft.engine.load import FULL_TEXTS, kind_alone, plan, required, weights_nbytes
+from weft.engine.load import FULL_TEXTS, kind_alone, needs, plan, plan_together, required, weights_nbytes
 from weft.engine.numbers import Kind
 from weft.engine.scheduling.pages import PAGE
 from weft.engine.step import KeysAndValues, Weights, page_nbytes
@@ -56,3 +56,19 @@ def test_there_is_room_for_one_text_at_least_and_no_more_than_is_of_use() -> Non
     assert plan(CONFIG, CPU, "int8", 512, 30 * page, 1 << 40).num_tokens == 30 * PAGE
     with pytest.raises(ConfigError, match="hold 448 tokens"):
         plan(CONFIG, CPU, "int8", 512, 7 * page, 1 << 40)
+
+
+def test_several_models_have_room_for_as_many_texts_each_or_are_refused_together() -> None:
+    both = [needs(CONFIG, "int8", 512), needs(CONFIG, "fp32", 128)]
+    weights, least = sum(each.weights_nbytes for each in both), sum(each.text_nbytes for each in both)
+    assert least == 8 * page_nbytes(CONFIG, "int8") + 2 * page_nbytes(CONFIG, "fp32")
+    assert [each.num_pages for each in plan_together(both, CPU, None, weights + least)] == [8, 2]
+    assert [each.num_pages for each in plan_together(both, CPU, 3 * least, 1 << 40)] == [24, 6]
+    assert [each.num_pages for each in plan_together(both, CPU, None, 1 << 40)] == [8 * FULL_TEXTS, 2 * FULL_TEXTS]
+    found = plan_together(both, CPU, 7 * least // 2, 1 << 40)
+    assert sum(each.kv_nbytes for each in found) <= 7 * least // 2
+    assert [each.weights_nbytes for each in found] == [each.weights_nbytes for each in both]
+    with pytest.raises(TooLarge, match=r"2 models take .* a text of the context of each .* serve fewer models"):
+        plan_together(both, CPU, None, weights + least - 1)
+    with pytest.raises(ConfigError, match="do not hold a text of the context of each of 2 models"):
+        plan_together(both, CPU, least - 1, 1 << 40)

@@ -105,6 +105,7 @@ def align(
     shelf.remove()
     typer.echo(str(folder))
     tell(f"what it is worth beside its controls: weft compose evaluate {name} --data TEXT --monolith MEMBER")
+    tell(f"to ask it: weft serve {name}")
 
 
 def select(

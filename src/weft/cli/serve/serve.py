@@ -1,6 +1,6 @@
-"""`weft serve`: a trained model answers over the API that most programs know, with a chat page.
+"""`weft serve`: trained models answer over the API that most programs know, with a chat page.
 
-    MODEL ──load──► engine on this machine ─────┐
+    MODELS ──load──► engines on this machine ───┐
     TICKET ───────► members of a run ───────────┤
     --backend ────► another server of the API ──┴─► application ──uvicorn──► a port, until Ctrl-C or SIGTERM
 
@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -23,10 +23,10 @@ import typer
 
 from weft.cli.home import find_checkpoint, home_of
 from weft.cli.listener import LOCAL, address, listen
-from weft.cli.options import nbytes, spread, ticket_or_none, ticket_text
+from weft.cli.options import spread, ticket_or_none, ticket_text
 from weft.cli.process import run_loop
-from weft.cli.serve.composed import composed_at, load_composed
-from weft.cli.serve.loading import How, Loaded, load
+from weft.cli.serve.composed import composed_at, open_composed
+from weft.cli.serve.loading import Here, How, Loaded, Opened, load, named, open_model, prepared, require_apart
 from weft.cli.settings import Machine, Transports, check_transports, machine_settings, refuse_idle
 from weft.cli.terminal import tell
 from weft.dashboard import figures
@@ -97,6 +97,20 @@ class Behind:
     ] = None
 
 
+@dataclass(frozen=True)
+class Given:
+    """A model as it was asked for.
+
+    Args:
+        composed: the folder of what was composed; None: it is a single model.
+        name: that it is to have; "": its own.
+    """
+
+    typed: str
+    composed: Path | None
+    name: str
+
+
 @spread
 def serve(
     context: typer.Context,
@@ -104,16 +118,25 @@ def serve(
     how: How,
     asks: Asking,
     behind: Behind,
-    model: Annotated[
-        str | None,
+    models: Annotated[
+        list[str] | None,
         typer.Argument(
-            help='Folder, or a run: its name, its digits, or "last". Or a ticket of a run, whose members then '
-            'compute: "-" reads it from standard input, @FILE from a file. With --backend: one of its models; '
+            help='A folder, or a run: its name, its digits, or "last"; or what was composed. Several are served '
+            "together, and a request names one. Or a ticket of a run, whose members then "
+            'compute: "-" reads it from standard input, @FILE from a file. With --backend: some of its models; '
             "default: all.",
+            metavar="[MODEL]...",
             show_default=False,
         ),
     ] = None,
-    name: Annotated[str, typer.Option(help="What requests call the model. Default: the run's or the folder's.")] = "",
+    name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What requests call the model. Default: as the run or the folder is called. Of several models: once "
+            "for each, in their order.",
+            show_default=False,
+        ),
+    ] = None,
     route_every: Annotated[
         int | None,
         typer.Option(
@@ -125,71 +148,99 @@ def serve(
     ] = None,
 ) -> None:
     """Answer over the OpenAI API, and show a page to chat with the model. Ctrl-C ends it."""
-    keys = keys_of(where)
+    keys, given, names = keys_of(where), models or [], name or []
     if behind.backend is not None:
         refuse_idle(context, "the server of --backend computes", *names_of(How), *names_of(Asking), "route_every")
-        serve_backend(behind, model, name, where, keys)
+        serve_backend(behind, given, names, where, keys)
         return
     refuse_idle(context, "it is of --backend", "backend_key")
-    if (ticket := ticket_in(model)) is not None:
+    if (ticket := ticket_in(given)) is not None:
         mine = [each for each in (*names_of(How), "route_every") if each != "max_context"]
         refuse_idle(context, "the run's members compute, and this machine asks them", *mine)
-        serve_members(ticket, name, where, options_of(asks, home_of(context)), how.max_context, keys)
+        (called,) = named(1, names)
+        serve_members(ticket, called, where, options_of(asks, home_of(context)), how.max_context, keys)
         return
     refuse_idle(context, "this machine computes, and asks nobody", *names_of(Asking))
-    if model is not None and (folder := composed_at(model, home_of(context))) is not None:
-        refuse_idle(context, "no draft model guesses for several experts", "draft")
-        from weft.compose.paths.folder import has_paths
-
-        if not has_paths(folder):
-            refuse_idle(context, WITHOUT_PATHS, "route_every")
-        serve_loaded(lambda: load_composed(folder, name, how, home_of(context), route_every), where, keys)
-        return
-    refuse_idle(context, WITHOUT_PATHS, "route_every")
-    if model is None:
+    home = home_of(context)
+    composed = [composed_at(each, home) for each in given]
+    if not any(_has_paths(each) for each in composed):
+        refuse_idle(context, WITHOUT_PATHS, "route_every")
+    if not given:
         raise ConfigError(
             'which model? Give a folder, or a run by its name or digits; "last" is the one trained last. Or a ticket '
             "of a run, whose members then compute."
         )
-    serve_here(model, name, where, how, home_of(context), keys)
+    if len(given) > 1:
+        refuse_idle(context, "it guesses for one model, and here are several", "draft")
+    elif composed[0] is not None:
+        refuse_idle(context, "no draft model guesses for what was composed", "draft")
+    wanted = [Given(*each) for each in zip(given, composed, named(len(given), names), strict=True)]
+    serve_here(wanted, where, how, home, keys, route_every)
 
 
 def names_of(group: type[Any]) -> list[str]:
     return [each.name for each in fields(group)]
 
 
-def ticket_in(given: str | None) -> str | None:
-    """Return the ticket that is given, or is in the environment where nothing is; None: it is a folder or a run.
+def ticket_in(given: Sequence[str]) -> str | None:
+    """Return the ticket that is given, or is in the environment where nothing is; None: it is folders or runs.
 
     Raises:
         TicketError: standard input or a file holds none.
+        ConfigError: something else is given, too.
     """
-    if given is None:
+    if not given:
         return ticket_or_none(None)
-    if is_there(Path(given)):
+    tickets = [each for each in given if not is_there(Path(each)) and (each == "-" or re.match(r"@|\s*weft\d", each))]
+    if not tickets:
         return None
-    return ticket_text(given) if given == "-" or re.match(r"@|\s*weft\d", given) else None
+    if len(given) > 1:
+        raise ConfigError(
+            "the run of a ticket is served alone, since its members compute it. Serve the other models by another "
+            "command, at a --port of their own."
+        )
+    return ticket_text(tickets[0])
 
 
-def serve_here(model: str, name: str, where: Where, how: How, home: Path, keys: "KeysOfFile | None") -> None:
+def serve_here(
+    given: Sequence[Given], where: Where, how: How, home: Path, keys: "KeysOfFile | None", route_every: int | None
+) -> None:
     """Answer by what this machine computes.
+
+    Args:
+        route_every: of those that have paths.
 
     Raises:
         HomeError, CheckpointError: there is no such model.
-        ConfigError, TooLarge: as `load`.
+        ConfigError, TooLarge: as `load`, and of what opens each.
     """
-    from weft.cli.model.trained import open_trained, say_which
+    # what is not there is said before what another program holds
+    places = [each.composed or find_checkpoint(each.typed, home) for each in given]
 
-    cache_nbytes = nbytes("--cache", how.cache)
-    folder = find_checkpoint(model, home)  # what is not there is said before what another program holds
+    def opened(here: Here) -> Iterator[Opened]:
+        from weft.cli.model.trained import open_trained, say_which
+
+        for each, place in zip(given, places, strict=True):
+            if each.composed is not None:
+                every = route_every if _has_paths(each.composed) else None
+                yield open_composed(each.composed, each.name, here, home, every)
+                continue
+            trained = open_trained(str(place), home)
+            say_which(trained, each.typed)
+            draft = None if how.draft is None else open_trained(how.draft, home)
+            yield open_model(trained, each.name or trained.called, here, draft)
 
     def loaded() -> Loaded:
-        trained = open_trained(str(folder), home)
-        say_which(trained, model)
-        draft = None if how.draft is None else open_trained(how.draft, home)
-        return load(trained, name or trained.called, how, cache_nbytes, draft)
+        here = prepared(how)
+        return load(list(opened(here)), here)
 
     serve_loaded(loaded, where, keys)
+
+
+def _has_paths(folder: Path | None) -> bool:
+    from weft.compose.paths.folder import has_paths
+
+    return folder is not None and has_paths(folder)
 
 
 def serve_loaded(loading: "Callable[[], Loaded]", where: Where, keys: "KeysOfFile | None") -> None:
@@ -198,14 +249,14 @@ def serve_loaded(loading: "Callable[[], Loaded]", where: Where, keys: "KeysOfFil
     try:
         loaded = loading()
         try:
-            planned = loaded.planned
-            held = f"room for {planned.num_tokens:,} tokens of all conversations together"
-            weights = f"{planned.kind} weights, {figures.nbytes(planned.weights_nbytes)}{loaded.beside}"
-            _tell(loaded.model, f"{weights}; {held}, {figures.nbytes(planned.kv_nbytes)}")
+            for model, planned, beside in zip(loaded.models.values(), loaded.plans, loaded.beside, strict=True):
+                held = f"room for {planned.num_tokens:,} tokens of all conversations together"
+                weights = f"{planned.kind} weights, {figures.nbytes(planned.weights_nbytes)}{beside}"
+                _tell(model, f"{weights}; {held}, {figures.nbytes(planned.kv_nbytes)}")
             tell_address(address(listener), where.host, keys)
-            run_until_told(loaded.app(keys), listener, loaded.model.engine.close)
+            run_until_told(loaded.app(keys), listener, loaded.close)
         finally:
-            loaded.model.engine.close()
+            loaded.close()
     finally:
         listener.close()
 
@@ -301,11 +352,17 @@ def told_of(num_stages: int) -> str:
     return f"{num_stages} stages, computed by the run's members"
 
 
-def serve_backend(behind: Behind, model: str | None, name: str, where: Where, keys: "KeysOfFile | None") -> None:
+def serve_backend(
+    behind: Behind, given: Sequence[str], names: Sequence[str], where: Where, keys: "KeysOfFile | None"
+) -> None:
     """Answer by what another server answers.
 
+    Args:
+        given: models of it; none: all.
+        names: of each.
+
     Raises:
-        ConfigError: no address, no such model there, or a name for several.
+        ConfigError: no address, no such model there, or names that tell them not apart.
         Unreachable, Refused, CallFailed, PeerError: that server does not tell its models.
     """
     from weft.serve.backend.backend import app, models_of
@@ -316,12 +373,11 @@ def serve_backend(behind: Behind, model: str | None, name: str, where: Where, ke
     found = {each.id: each for each in run_loop(models_of(site))}
     if not found:
         raise ConfigError(f"{site.address} lists no models. Load one there, then start this server again.")
-    if model is not None and model not in found:
-        raise ConfigError(f"{site.address} has no model {model[:80]!r}, but {', '.join(found)}.")
-    served = list(found.values()) if model is None else [found[model]]
-    if name and len(served) != 1:
-        raise ConfigError(f"--name {name[:80]}: {len(served)} models would have it. Give one of them before --backend.")
-    served = [replace(each, id=name or each.id) for each in served]
+    if (missing := next((each for each in given if each not in found), None)) is not None:
+        raise ConfigError(f"{site.address} has no model {missing[:80]!r}, but {', '.join(found)}.")
+    chosen = [found[each] for each in given or found]
+    served = [replace(each, id=name or each.id) for each, name in zip(chosen, named(len(chosen), names), strict=True)]
+    require_apart([each.id for each in served])
     listener = listen(where.host, where.port)
     try:
         page = page_routes("serve")

@@ -240,7 +240,8 @@ def whole(stack: Stack) -> tuple[ModelConfig, Float32[Tensor, " num"]]:
         if not isinstance(seam.handover, PreConfig):
             raise ConfigError(
                 f"stack: seam {number}: a decoder norms nothing between its layers, so only handovers of type "
-                f'"pre" can be folded into one. Found {msgspec.to_builtins(seam.handover)}.'
+                f'"pre" can be folded into one. Found {msgspec.to_builtins(seam.handover)}. '
+                "`weft serve` takes the stack as it is."
             )
     if any(loops != 1 for loops in stack.loops):
         raise ConfigError("stack: a decoder has no loops with a norm between them. Fold it with each body once.")

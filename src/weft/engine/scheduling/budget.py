@@ -9,6 +9,7 @@ MAX_SLOWDOWN = 2.0
 GRAIN = 16  # tokens: pieces end at multiples of it
 FIRST_PIECE = 4 * PAGE  # tokens, before anything was measured
 ALONE_S = 0.5  # a step in which nobody draws: who comes meanwhile waits no longer
+SHARED_S = 0.1  # the same, where other models of the device wait for it to end
 
 
 class Budget:
@@ -17,11 +18,14 @@ class Budget:
     Args:
         num_drawing: rows that draw.
         max_slowdown: how many times as long as without prompts the step may last.
+        alone_s: how long it may last where nobody draws.
     """
 
-    def __init__(self, pace: Pace, num_drawing: int, max_slowdown: float = MAX_SLOWDOWN) -> None:
+    def __init__(
+        self, pace: Pace, num_drawing: int, max_slowdown: float = MAX_SLOWDOWN, alone_s: float = ALONE_S
+    ) -> None:
         self._pace = pace
-        self._num_drawing, self._max_slowdown = num_drawing, max_slowdown
+        self._num_drawing, self._max_slowdown, self._alone_s = num_drawing, max_slowdown, alone_s
         self._least = GRAIN if num_drawing else PAGE
         self._num_taken = 0
         self._taken_s = 0.0
@@ -44,5 +48,5 @@ class Budget:
     @cached_property
     def _most_s(self) -> float:
         """How long prompts may be read: reckoned where there are any, which in most steps there are not."""
-        alone_s = self._pace.step_s(self._num_drawing, 0)
-        return (self._max_slowdown - 1) * alone_s if self._num_drawing else ALONE_S - alone_s
+        drawing_s = self._pace.step_s(self._num_drawing, 0)
+        return (self._max_slowdown - 1) * drawing_s if self._num_drawing else self._alone_s - drawing_s

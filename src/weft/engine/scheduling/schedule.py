@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from operator import attrgetter
 
-from weft.engine.scheduling.budget import GRAIN, MAX_SLOWDOWN, Budget
+from weft.engine.scheduling.budget import ALONE_S, GRAIN, MAX_SLOWDOWN, Budget
 from weft.engine.scheduling.guess import Guesses, Worth
 from weft.engine.scheduling.pace import Pace
 from weft.engine.scheduling.pages import PAGE, Name, PagePool, names_of, num_pages
@@ -163,15 +163,20 @@ class Scheduler:
             if not queue:
                 del self._waiting[sequence.key]
 
-    def plan(self) -> list[Row]:
-        """Return what the next step computes, with pages for all of it. Empty: there is nothing to do."""
+    def plan(self, alone_s: float = ALONE_S) -> list[Row]:
+        """Return what the next step computes, with pages for all of it. Empty: there is nothing to do.
+
+        Args:
+            alone_s: as of a `Budget`.
+        """
         rows = [self._row(each, len(each.tokens)) for each in self._drawing() if self._has_page(each)]
         rows = [row for row in rows if row.sequence in self._running]  # some gave up their pages for others
         for row in rows:
             self._num_turns += 1
             row.sequence.drew_at = self._num_turns
         rows = list(self._with_guesses(rows))
-        return [*rows, *self._pieces(Budget(self._pace, sum(row.num_draws for row in rows), self._max_slowdown))]
+        num_drawing = sum(row.num_draws for row in rows)
+        return [*rows, *self._pieces(Budget(self._pace, num_drawing, self._max_slowdown, alone_s))]
 
     def done(self, rows: list[Row]) -> None:
         """A step has computed these rows. What was drawn is appended by the caller afterwards."""

@@ -7,11 +7,10 @@ import pytest
 import torch
 from msgspec import structs
 
-from unit.cli.compose.made import FLOPS, WORDS, write, write_all
+from unit.cli.compose.made import FLOPS, WORDS, served, write, write_all
 from unit.cli.small import Kept, Weft
 from unit.compose.experts.texts import documents
 from weft.cli.model.trained import Trained
-from weft.cli.serve.composed import load_composed
 from weft.cli.serve.loading import How
 from weft.compose.asking import weighting_of
 from weft.compose.composed import Experts, read_composed
@@ -102,10 +101,10 @@ async def test_a_server_asks_experts_together(weft: Weft, home: Path, text: Path
     write_all(home, ["a", "b"])
     assert weft("compose", "mix", "a", "b", "--data", text, "--name", "both", *SHORT).code == 0
     assert "no paths" in weft("serve", "both", "--route-every", "9").err
-    loaded = load_composed(home / "composed" / "both", "both", How(device="cpu", cache="1MB"), home)
-    engine = loaded.model.engine
+    loaded = served(home / "composed" / "both", "both", How(device="cpu", cache="1MB"), home)
+    engine = loaded.engine
     try:
-        assert loaded.model.id == "both"
+        assert loaded.id == "both"
         prompt = tuple(int(each) for each in WORDS.encode("the harbour"))
         begun = engine.begin(Wanted("key", prompt, 8, Drawing(temperature=0.0)))
         assert len([each async for each in begun]) == 8

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from unit.cli.compose.made import FLOPS, PARENT, WORDS, write, write_all
+from unit.cli.compose.made import FLOPS, PARENT, WORDS, served, write, write_all
 from unit.cli.small import TEXT, Weft
-from weft.cli.serve.composed import composed_at, load_composed
+from weft.cli.serve.composed import composed_at
 from weft.cli.serve.loading import How
 from weft.compose.composed import Merged, read_composed
 from weft.compose.descent import Descent
@@ -71,13 +71,13 @@ async def test_a_mixture_is_written_with_its_control_told_exported_and_served(
     for given in ("one", str(tmp_path / "folder")):
         place = composed_at(given, home)
         assert place is not None
-        loaded = load_composed(place, "", How(device="cpu", cache="1MB"), home)
+        loaded = served(place, "", How(device="cpu", cache="1MB"), home)
         try:
             prompt = tuple(int(each) for each in WORDS.encode("def f"))
-            begun = loaded.model.engine.begin(Wanted("key", prompt, 6, Drawing(temperature=0.0)))
+            begun = loaded.engine.begin(Wanted("key", prompt, 6, Drawing(temperature=0.0)))
             assert len([each async for each in begun]) == 6
         finally:
-            loaded.model.engine.close()
+            loaded.engine.close()
 
 
 def test_a_merge_that_was_stopped_goes_on_to_the_same_bits(

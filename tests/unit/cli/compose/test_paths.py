@@ -11,11 +11,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from unit.cli.compose.made import FLOPS, WORDS, write
+from unit.cli.compose.made import FLOPS, WORDS, served, write
 from unit.cli.small import RUN, Weft, as_trained, saved
 from unit.compose.experts.texts import documents
 from weft.cli.model.trained import open_trained
-from weft.cli.serve.composed import composed_at, load_composed
+from weft.cli.serve.composed import composed_at
 from weft.cli.serve.loading import How
 from weft.compose.member import read_member
 from weft.compose.paths.features import features
@@ -125,14 +125,14 @@ HOW = How(device="cpu", cache="1MB", numbers="fp32")  # type: ignore[arg-type]
 
 def test_paths_that_are_not_all_trained_are_not_served(folder: Path, home: Path) -> None:
     with pytest.raises(ConfigError, match="lacks 0, 1"):
-        load_composed(folder, "", HOW, home)
+        served(folder, "", HOW, home)
 
 
 async def test_each_text_is_drawn_by_its_path(trained: Path, home: Path) -> None:
     folder = trained
     assert composed_at(str(folder), home) == folder
-    loaded = load_composed(folder, "", HOW, home)
-    engine = loaded.model.engine
+    loaded = served(folder, "", HOW, home)
+    engine = loaded.engine
     assert isinstance(engine, Paths)
     shared, router = read_shared(folder)
     seed = open_trained(str(folder / SEED), home).on("cpu")
@@ -167,7 +167,7 @@ async def drawn_by(engine: Serves, wanted: Wanted) -> list[int]:
 
 
 async def test_a_text_that_is_routed_again_is_that_of_the_reader(trained: Path, home: Path) -> None:
-    engine = load_composed(trained, "", HOW, home, EVERY).model.engine
+    engine = served(trained, "", HOW, home, EVERY).engine
     shared, router = read_shared(trained)
     seed = open_trained(str(trained / SEED), home)
     models = {way: open_trained(str(trained / TRAINED / path_called(way)), home).on("cpu") for way in shared.cut.paths}
@@ -194,7 +194,7 @@ async def test_what_was_drawn_counts_on_whatever_path_goes_on(folder: Path, home
     prompt, texts = tuple(int(token) for token in WORDS.encode("who was it? ")), list[list[int]]()
     drawing = Drawing(temperature=0.8, seed=bytes(32), frequency=0.7, presence=0.2, repetition=1.2)
     for every in (None, EVERY):
-        engine = load_composed(folder, "", HOW, home, every).model.engine
+        engine = served(folder, "", HOW, home, every).engine
         try:
             form = Alternately(WORDS.encode("abc"), engine.vocab_size)
             texts.append(await drawn_by(engine, Wanted("key", prompt, 40, drawing)))
@@ -208,7 +208,7 @@ async def test_what_was_drawn_counts_on_whatever_path_goes_on(folder: Path, home
 
 
 async def test_a_text_that_is_routed_again_ends_when_it_is_given_up(trained: Path, home: Path) -> None:
-    engine = load_composed(trained, "", HOW, home, EVERY).model.engine
+    engine = served(trained, "", HOW, home, EVERY).engine
     try:
         text = engine.begin(Wanted("key", (1, 2, 3), 200, Drawing(temperature=0.0)))
         tokens = [await anext(text) for _ in range(2 * EVERY)]
@@ -273,7 +273,7 @@ def test_paths_are_told_beside_each_of_them_and_what_they_began_as(
         assert "is one of the paths" in weft(*given, "--monolith", "large").err
     assert "none is routed again" in weft(*given, "--no-monolith", "--route-every", 49).err
     with pytest.raises(ConfigError, match="none is routed again"):
-        load_composed(trained, "", HOW, home, 64)
+        served(trained, "", HOW, home, 64)
     shutil.rmtree(trained / TRAINED / "1")
     assert "lacks 1" in weft(*given, "--no-monolith").err
 

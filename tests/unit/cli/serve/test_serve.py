@@ -27,7 +27,8 @@ from unit.cli.test_bad_input import refused
 from unit.serve.test_course import Members
 from weft.cli.model.trained import Trained, open_trained
 from weft.cli.options import Numbers
-from weft.cli.serve.serve import How, Where, answering, keys_of, load, serve_members
+from weft.cli.serve.loading import How, Loaded, load, open_model, prepared
+from weft.cli.serve.serve import Where, answering, keys_of, serve_members
 from weft.data.tokenizer import CharTokenizer
 from weft.errors import ConfigError
 from weft.ids import RunId
@@ -217,7 +218,9 @@ def test_another_server_that_cannot_be_asked_is_refused(weft: Weft, tmp_path: Pa
     with stub() as behind:
         address = f"{behind.address}v1"
         refused(weft, 2, "has no model 'mine', but stub, other", "serve", "mine", "--backend", address)
-        refused(weft, 2, "2 models would have it", "serve", "--backend", address, "--name", "mine")
+        refused(weft, 2, "1 name, and 2 models would have them", "serve", "--backend", address, "--name", "mine")
+        twice = ("--name", "mine", "--name", "mine")
+        refused(weft, 2, "two models are called mine", "serve", "stub", "other", "--backend", address, *twice)
         refused(weft, 2, "nobody would be refused", "serve", "--backend", address, "--host", "0.0.0.0")
     refused(weft, 22, "nobody answers at", "serve", "--backend", address)
     refused(weft, 2, "no address of a server", "serve", "--backend", "vlm://x")
@@ -258,7 +261,7 @@ def test_what_cannot_be_served_is_refused_before_anything_is_loaded(weft: Weft, 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--max-context", 513), "the model reads 512 tokens at most"),
+        (("--max-context", 513), "small reads 512 tokens at most"),
         (("--cache", "1kB"), "for keys and values hold"),
         (("--cache", "much"), "Allowed: a number of bytes"),
         (("--device", "cuda:99"), "CUDA devices"),
@@ -283,29 +286,34 @@ def trained(kept: Kept, home: Path) -> Trained:
     return open_trained("last", home)
 
 
-def shown(trained: Trained, how: How, name: str = "small", cache_nbytes: int | None = None) -> dict[str, Any]:
+def loaded(how: How, *models: tuple[Trained, str], draft: Trained | None = None) -> Loaded:
+    here = prepared(how)
+    return load([open_model(trained, name, here, draft) for trained, name in models], here)
+
+
+def shown(trained: Trained, how: How, name: str = "small") -> dict[str, Any]:
     """Return what a server loaded so shows of itself."""
-    loaded = load(trained, name, how, cache_nbytes)
-    loaded.model.engine.close()
-    planned = loaded.planned
+    found = loaded(how, (trained, name))
+    found.close()
+    (planned,), (model,) = found.plans, found.models.values()
     return {
-        "name": loaded.model.id,
+        "name": model.id,
         "threads": torch.get_num_threads(),
-        "numbers": (planned.kind, loaded.model.fingerprint.rpartition("-")[2]),
-        "max_context": loaded.model.context,
+        "numbers": (planned.kind, model.fingerprint.rpartition("-")[2]),
+        "max_context": model.context,
         "cache": planned.num_tokens,
     }
 
 
 def test_a_draft_model_takes_room_and_has_to_have_the_same_tokens(trained: Trained) -> None:
     how = How(threads=1, device="cpu", numbers=Numbers.fp32, draft="small")
-    alone, both = load(trained, "a", how, None), load(trained, "a", how, None, trained)
-    alone.model.engine.close()
-    both.model.engine.close()
-    assert 1.2 < both.planned.weights_nbytes / alone.planned.weights_nbytes < 2.1
-    assert alone.model.fingerprint == both.model.fingerprint, "the text is the same"
+    alone, both = loaded(how, (trained, "a")), loaded(how, (trained, "a"), draft=trained)
+    alone.close()
+    both.close()
+    assert 1.2 < both.plans[0].weights_nbytes / alone.plans[0].weights_nbytes < 2.1
+    assert alone.models["a"].fingerprint == both.models["a"].fingerprint, "the text is the same"
     with pytest.raises(ConfigError, match=r"--draft small: its tokens are not those of a"):
-        load(trained, "a", how, None, replace(trained, tokenizer=CharTokenizer("abc")))
+        loaded(how, (trained, "a"), draft=replace(trained, tokenizer=CharTokenizer("abc")))
 
 
 def test_each_option_changes_what_is_served_and_nothing_else(trained: Trained) -> None:
@@ -321,7 +329,7 @@ def test_each_option_changes_what_is_served_and_nothing_else(trained: Trained) -
         assert (changed, after[option]) == ({option}, expected)
     torch.set_num_threads(1)
     assert shown(trained, usual, "other")["name"] == "other"
-    assert shown(trained, usual, cache_nbytes=150_000)["cache"] < before["cache"]
+    assert shown(trained, replace(usual, cache="150kB"))["cache"] < before["cache"]
 
 
 def test_who_may_ask_follows_from_where_it_listens(tmp_path: Path) -> None:

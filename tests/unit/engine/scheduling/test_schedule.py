@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.engine.scheduling.budget import FIRST_PIECE, GRAIN, Budget
+from weft.engine.scheduling.budget import ALONE_S, FIRST_PIECE, GRAIN, SHARED_S, Budget
 from weft.engine.scheduling.guess import Guesses, Worth
 from weft.engine.scheduling.pace import ENOUGH, NUM_STEPS, Pace, pairs_of
 from weft.engine.scheduling.pages import PAGE, PagePool, names_of
@@ -256,6 +256,16 @@ def test_a_token_at_a_long_prompts_end_takes_longer_than_one_at_its_beginning() 
         num = Budget(pace, 8).readable(start)
         assert pace.read_s(start, num) <= 0.040 < pace.read_s(start, num + 1)
     assert Budget(pace, 8).readable(0) > 1.5 * Budget(pace, 8).readable(960) > GRAIN
+
+
+def test_where_nobody_draws_a_step_lasts_as_long_as_it_may() -> None:
+    pace = Pace()
+    pace.note(1, 0, 0.020)
+    for num in (64, 128):
+        pace.note(1, num, 0.020 + num * 0.001)
+    for alone_s in (ALONE_S, SHARED_S):
+        num = Budget(pace, 0, alone_s=alone_s).readable(0)
+        assert pace.step_s(0, num) <= alone_s < pace.step_s(0, num + 2)
 
 
 def test_what_reading_takes_is_known_however_long_only_draws_were_made() -> None:
