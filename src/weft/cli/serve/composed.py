@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from weft.cli.options import nbytes
 from weft.cli.serve.loading import How, Loaded, context_of, prepared
+from weft.cli.terminal import tell
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _mixture(folder: Path, name: str, how: How) -> Loaded:
 
 def _paths(folder: Path, name: str, how: How, home: Path, every: int | None) -> Loaded:
     from weft.cli.model.trained import open_trained, place
-    from weft.compose.paths.folder import SEED, read_shared, trained_folders
+    from weft.compose.paths.folder import SEED, read_rerouter, read_shared, trained_folders, which_router
     from weft.compose.paths.serving import Paths
     from weft.engine.load import Beside, engine_of, free_nbytes, plan, weights_nbytes
     from weft.engine.step import page_nbytes
@@ -133,6 +134,10 @@ def _paths(folder: Path, name: str, how: How, home: Path, every: int | None) -> 
         raise ConfigError(
             f"--route-every {every}: a text has {context} tokens at most, so none is routed again. Choose less."
         )
+    rerouter = None
+    if every is not None:
+        rerouter = read_rerouter(folder, shared, every)
+        tell(which_router(folder, every, rerouter))
     a_page, weights = page_nbytes(shared.model, kind), weights_nbytes(shared.model, kind)
     beside = Beside("the other paths", others * a_page, others * weights)
     planned = plan(shared.model, here, kind, context, nbytes("--cache", how.cache), free_nbytes(here), beside)
@@ -143,9 +148,10 @@ def _paths(folder: Path, name: str, how: How, home: Path, every: int | None) -> 
         engines = {
             way: engine_of(each.config, each.vector, here, planned, context, on_step) for way, each in trained.items()
         }
-        return Paths(engines, shared.cut.paths, begun.on(how.device), router, every)
+        return Paths(engines, shared.cut.paths, begun.on(how.device), (router, rerouter), every)
 
     prints = [router.digest, *(each.fingerprint(kind) for each in trained.values()), *([f"{every}"] if every else [])]
+    prints += [] if rerouter is None else [rerouter.digest]
     made_at = max(int(each.made_at) for each in trained.values())
     print_of_all = digest("".join(prints).encode())
     return _loaded(name, engine, planned, (begun.tokenizer, begun.came_with), made_at, print_of_all)
