@@ -58,14 +58,7 @@ def reshard(
     import numpy as np
     from msgspec import structs
 
-    from weft.compose.paths.dealing import (
-        heldout_shards,
-        prefixes,
-        read_documents,
-        read_for_router,
-        read_lines,
-        write_documents,
-    )
+    from weft.compose.paths.dealing import heldout_shards, prefixes, read_documents, read_lines, write_documents
     from weft.compose.paths.features import features
     from weft.compose.paths.folder import (
         RECORD,
@@ -85,19 +78,20 @@ def reshard(
 
     at = _open(context, folder)
     shared, cut = at.shared, at.shared.cut
-    named = rounds or shared.more_rounds or shared.rounds
+    num = rounds or shared.more_rounds or shared.rounds
     record = structs.replace(
         shared,
         name=require_name(to.resolve().name),
-        rounds=named,
+        rounds=num,
         rounds_before=shared.rounds_before + shared.rounds,
-        more_rounds=max(0, shared.more_rounds - named),
+        more_rounds=max(0, shared.more_rounds - num),
     )
     require_usable(record)
     if record.name == shared.name:
         raise ConfigError(f"{to}: paths of that name are there, and have runs of their own. Choose another name.")
     modules = last_modules(folder, shared)
-    given, apart = read_documents(folder, cut, shared.overlap), at.kept_apart(read_for_router(folder))
+    given = read_documents(folder, cut, shared.overlap)
+    apart = at.kept_apart(given.router)
     model = at.begun.on(device)
     losses = at.losses(lambda path: modules.model(path).to(model.head_weight.device), apart.texts)
     means = np.stack([[each.mean() for each in of_path] for of_path in losses], axis=1)
@@ -121,8 +115,8 @@ def reshard(
     _say_learnt(router, learnt, shared)
     pairs = list(zip(cut.paths, mine, strict=True))
     before = {path: frozenset(read_lines(folder / shard_of(path))) for path in cut.paths}
-    num = sum(given.train[number] not in before[path] for path, shard in pairs for number in shard.tolist())
-    tell(f"{num:,} of {several(sum(counted), 'document')} go to another path than before")
+    num_moved = sum(given.train[number] not in before[path] for path, shard in pairs for number in shard.tolist())
+    tell(f"{num_moved:,} of {several(sum(counted), 'document')} go to another path than before")
     say_paths(to, record)
 
 
