@@ -310,7 +310,8 @@ class Trial:
         losses = [token_losses(modules.model(path), windows) for path in self.levels.paths]
         learnt = features(self._model, list(windows[:, :PREFIX])), np.stack([each.mean(1) for each in losses], axis=1)
         router, mine = reassigned(config, RoutingConfig(), self.levels, learnt, self._z, self.features)
-        later = discriminative(config, self.levels, *pairs(self._model, losses, windows, EVERY), self.features)
+        found = pairs(self._model, [list(each) for each in losses], list(windows), EVERY)
+        later = discriminative(config, self.levels, *found, self.features, prefix=EVERY)
         return router, later, self._dealt(router, mine)
 
     def _play(

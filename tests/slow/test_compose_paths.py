@@ -1,10 +1,14 @@
-"""Four processes train a path each; two that share a module synchronise it. One is killed, and taken over elsewhere."""
+"""Four processes train a path each; two that share a module synchronise it. One is killed, and taken over elsewhere.
+
+Then documents are dealt anew, they train on, and a server sends each text along the paths."""
 
 import json
 import os
 import shutil
 import signal
+import subprocess
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +16,8 @@ import pytest
 import torch
 
 from slow.shell import LOCAL, Shell, typed
-from weft.compose.paths.folder import TRAINED, path_called, path_of, read_shared
+from weft.compose.paths.folder import SEED, TRAINED, last_modules, path_called, read_module, read_shared
+from weft.compose.paths.modules import Modules
 from weft.events import RoundCommitted
 from weft.log import read_jsonl
 from weft.model.flat import cut
@@ -21,6 +26,7 @@ from weft.model.weights import read_folder
 pytestmark = pytest.mark.slow
 
 ENDS_S, ROUNDS = 300.0, 12
+PORT = "8322"
 MACHINE = 'transports = ["tls"]\n[tls]\nhost = "127.0.0.1"\n'
 KINDS = ("def f{n}(x):\n    return x + {n}\n", "{n},{n}0,name {n}\n", "Dear reader {n}, all is well.\n", "- item {n}\n")
 RUN = """
@@ -103,29 +109,69 @@ def test_paths_share_their_modules_and_one_is_taken_over(shells: Callable[..., S
     at = rounds(paths["1.0"])
     paths["1.1"] = shells("taken over")
     begin(paths["1.1"], folder, "1.1", tickets, 0)
-    for shell in paths.values():
-        assert shell.process is not None
-        assert shell.process.wait(ENDS_S) == 0, shell.said.read_text()
+    assert ended([*paths.values()]) == [0] * 4
     assert rounds(paths["1.1"]) > at  # it took part again
+    require_one_of_each(folder)
 
-    shared, _ = read_shared(folder)
-    config, begun = read_folder(folder / "seed")
-    vectors = {}
-    for name in paths:
-        found, vectors[name] = read_folder(folder / TRAINED / name)
-        assert found == config
-    for module in shared.cut.modules:
-        mine = [path_called(each) for each in shared.cut.paths_of(module)]
-        section = shared.cut.section_of(module)
-        parts = [cut(config, vectors[name], section) for name in mine]
-        assert all(torch.equal(part, parts[0]) for part in parts), mine  # to the bit
-        assert not torch.equal(parts[0], cut(config, begun, section))
-    assert path_of("1.1", shared.cut) == (1, 1)
+    more = tmp_path / "more"
+    assert "go to another path" in typed_to_the_end(maker, tmp_path, "reshard", folder, more, "--rounds", "2")
+    after, again = tmp_path / "tickets_after.txt", {name: shells(f"again {name}") for name in paths}
+    after.touch()
+    for (name, shell), num in zip(again.items(), (3, 1, 1, 0), strict=True):
+        begin(shell, more, name, after, num)
+    assert ended([*again.values()]) == [0] * 4
+    require_one_of_each(more)
+    first, second = (last_modules(at, read_shared(at)[0]).vectors for at in (folder, more))
+    seed = read_folder(folder / SEED)[1]
+    for module, vector in second.items():
+        began = Modules.of(read_shared(folder)[0].cut, seed).vectors[module]
+        assert (vector - first[module]).norm() < (vector - began).norm()  # it went on from there
+    assert "the router has learnt from" in typed_to_the_end(maker, tmp_path, "reroute", more, "--every", "24")
     elsewhere = tmp_path / "elsewhere"
-    shutil.copytree(folder, elsewhere)
+    shutil.copytree(more, elsewhere)
     serving = shells("serving")
-    serving.run("serve", str(elsewhere), "--port", "8322", "--numbers", "fp32", "--threads", "1")
-    wait(lambda: "http://127.0.0.1:8322" in serving.said.read_text(), [serving])
+    serving.run("serve", str(elsewhere), "--port", PORT, "--numbers", "fp32", "--threads", "1", "--route-every", "24")
+    wait(lambda: f"http://127.0.0.1:{PORT}" in serving.said.read_text(), [serving])
+    assert "go by rerouter-24.bin" in serving.said.read_text()
+    body = json.dumps(
+        {"model": "elsewhere", "prompt": KINDS[0].format(n=7), "max_tokens": 30, "temperature": 0}
+    ).encode()
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{PORT}/v1/completions", body, {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(asked, timeout=ENDS_S) as answer:
+        assert json.load(answer)["choices"][0]["text"]
+
+
+def ended(paths: list[Shell]) -> list[int]:
+    """Return what the processes of paths exit with."""
+    found = []
+    for shell in paths:
+        assert shell.process is not None
+        found.append(shell.process.wait(ENDS_S))
+        assert found[-1] == 0, shell.said.read_text()
+        assert "held out" in shell.said.read_text()
+    return found
+
+
+def require_one_of_each(folder: Path) -> None:
+    """Check that paths that share a module have the same one, to the bit, and that each is a model."""
+    shared, _ = read_shared(folder)
+    config, begun = read_folder(folder / SEED)
+    for module, vector in last_modules(folder, shared).vectors.items():
+        for path in shared.cut.paths_of(module):
+            assert torch.equal(read_module(folder / TRAINED / path_called(path), shared.cut, module), vector)
+        assert not torch.equal(vector, cut(config, begun, shared.cut.section_of(module)))
+    for path in shared.cut.paths:
+        assert read_folder(folder / TRAINED / path_called(path))[0] == config
+
+
+def typed_to_the_end(shell: Shell, folder: Path, *line: str | Path) -> str:
+    """Return what a command of `weft compose` says."""
+    command = [*shell.program, "--home", str(shell.home), "compose", *map(str, line)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=ENDS_S, check=False, cwd=folder)
+    assert found.returncode == 0, found.stderr
+    return found.stderr
 
 
 def maker_run(maker: Shell) -> Path:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.compose import evaluate, experts, leave, loop, merge, paths, stacks
+from weft.cli.compose import evaluate, experts, leave, loop, merge, paths, reshard, stacks
 from weft.cli.compose.described import described, heldout, own_space
 from weft.cli.compose.parts import AsJson
 from weft.cli.home import find_checkpoint, home_of
@@ -51,6 +51,8 @@ def make_app() -> typer.Typer:
     app.command("leave")(leave.leave)
     app.command("route")(paths.route)
     app.command("path")(paths.path)
+    app.command("reshard")(reshard.reshard)
+    app.command("reroute")(reshard.reroute)
     app.command("evaluate")(evaluate.evaluate)
     app.command("export")(stacks.export)
     return app

@@ -324,13 +324,16 @@ def _tell(
 
 def _tell_paths(found: Routed, every: int | None, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(_tree(found.report) | {"read": found.cost.num_read, "read_again": found.cost.num_again}))
+        cost = {"read": found.cost.num_read, "read_again": found.cost.num_again}
+        typer.echo(json.dumps(_tree(found.report) | cost | {"has_rerouter": found.has_rerouter}))
         return
     scored = f"the last {several(found.num_scored, 'token')} of each: those before decide its first path"
     typer.echo(f"nats a token, over {several(found.num_samples, 'sample')}, {scored}")
     routed = "routed once" if every is None else f"routed every {several(every, 'token')}"
     for line in _lines(f"{found.name}: {found.num_paths} paths, {routed}", found.report, _OF_PATHS):
         typer.echo(line)
+    if found.by:
+        typer.echo(found.by)
     if found.cost.num_again:
         share = found.cost.num_again / (found.cost.num_read - found.cost.num_again)
         typer.echo(f"paths that take over read {share:.0%} of the text once more")

@@ -9,7 +9,8 @@ weft serve talk                                               once all paths are
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,17 +33,33 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from weft.compose.paths.features import Text
     from weft.compose.paths.folder import SharedPaths
     from weft.compose.paths.levels import Module
     from weft.compose.paths.levels import Path as ModulePath
-    from weft.data.documents import Document
+    from weft.compose.paths.stopping import Best
     from weft.data.tokenizer import Tokenizer
     from weft.library.sync import Sync
     from weft.model.flat import FlatModel
 
 MOST_ROUTED = 20_000  # documents by which centres are found
-LETTERS = 1 << 10  # of a document, in which its first tokens surely are
+MOST_HELDOUT = 64  # documents by which a path is measured after each round
 _TICKET = re.compile(r"\A(\d+\.\d+)\s+(weft\d\S*)\Z")
+
+
+class Ends(StrEnum):
+    shared = "shared"
+    path = "path"
+
+
+class Clusters(StrEnum):
+    k_means = "k-means"
+    product = "product"
+
+
+class Keep(StrEnum):
+    best = "best"
+    last = "last"
 
 
 def route(
@@ -53,12 +70,41 @@ def route(
     folder: Annotated[Path, typer.Argument(help="The folder to write.", show_default=False)],
     data: Annotated[list[str], typer.Option(help="Documents, folders or globs; may be repeated.", show_default=False)],
     levels: Annotated[str, typer.Option(help="Modules of each level, first to last: 2,2 makes 4 paths.")] = "2,2",
+    ends: Annotated[Ends, typer.Option(help="Whose embedding, last norm and head are: of all, or each path's.")] = (
+        Ends.shared
+    ),
+    how: Annotated[
+        Clusters,
+        typer.Option(
+            help="Centres of documents: one for each path (k-means); or for each module, of a part of the features "
+            "(product k-means), where paths are many."
+        ),
+    ] = Clusters.k_means,
+    overlap: Annotated[int, typer.Option(help="Paths that train on a document.", min=1)] = 1,
     rounds: Annotated[int, typer.Option(help="After so many the paths are trained.", min=1)] = 20,
+    more_rounds: Annotated[
+        int,
+        typer.Option(
+            "--more-rounds",
+            help="That will follow, with documents dealt anew (`weft compose reshard`): the learning rate falls over "
+            "all of them.",
+            min=0,
+        ),
+    ] = 0,
     steps: Annotated[int, typer.Option(help="Training steps of a path in a round.", min=1)] = 150,
     batch_size: Annotated[int, typer.Option("--batch-size", help="Samples in each step.", min=1)] = USUAL_BATCH,
     seq_len: Annotated[int, typer.Option("--seq-len", help="Tokens of a sample; 0: as the model reads.", min=0)] = 0,
     lr: Annotated[float, typer.Option(help="Peak learning rate of a path's own steps.", min=1e-9, max=10.0)] = 4e-4,
     heldout: Annotated[float, typer.Option(help="Share of documents that nobody trains on.", min=0.0, max=0.5)] = 0.05,
+    router_share: Annotated[
+        float,
+        typer.Option(
+            "--router-share",
+            help="Share of documents from which routers learn later which path is best, and on which none trains.",
+            min=0.0,
+            max=0.5,
+        ),
+    ] = 0.05,
     seed: Annotated[int, typer.Option(help="Of what is drawn.", min=0)] = 0,
     device: Annotated[str, typer.Option(help="Where torch runs.")] = "auto",
 ) -> None:
@@ -70,26 +116,19 @@ def route(
 
     from weft.cli.model.trained import open_trained
     from weft.compose.experts.split import sided
+    from weft.compose.paths.dealing import Documents, heldout_shards, prefixes, write_documents
     from weft.compose.paths.features import features
-    from weft.compose.paths.folder import (
-        RECORD,
-        ROUTER,
-        SEED,
-        SharedPaths,
-        path_called,
-        require_name,
-        require_usable,
-        shard_of,
-    )
+    from weft.compose.paths.folder import RECORD, ROUTER, SEED, SharedPaths, require_name, require_usable
     from weft.compose.paths.levels import Levels, LevelsConfig
-    from weft.compose.paths.routing import PREFIX, RoutingConfig, generative, shards
+    from weft.compose.paths.resharding import apart
+    from weft.compose.paths.routing import RoutingConfig, generative, shards
     from weft.compose.registry import write_member
     from weft.compose.space import numbers_digest
     from weft.model.config import plain
     from weft.model.weights import whole_folder, write_json
 
     trained = open_trained(str(source), home_of(context))
-    cut = Levels(LevelsConfig(levels=counts), plain(trained.config))
+    cut = Levels(LevelsConfig(levels=counts, ends=ends.value), plain(trained.config))
     length = seq_len or min(cut.model.max_seq_len, 1024)
     if length > cut.model.max_seq_len:
         raise ConfigError(f"--seq-len {seq_len}: the model reads {cut.model.max_seq_len} tokens at most.")
@@ -103,38 +142,48 @@ def route(
         router=named,  # until there is one
         steps=steps,
         rounds=rounds,
+        more_rounds=more_rounds,
         batch_size=batch_size,
         seq_len=length,
         lr=lr,
         documents=(1,) * len(cut.paths),
+        overlap=overlap,
     )
     require_usable(record)
-    pieces = [(side, each) for side, each in sided(own_source(data), Path.cwd(), heldout) if each.text.strip()]
-    prefixes = [trained.tokenizer.encode(each.text[:LETTERS])[:PREFIX] for _, each in pieces]
-    with Meter("routing", "documents", WorkLine(), SystemClock(), len(pieces)) as meter:
-        z = features(trained.on(device), prefixes)
-        meter.add(len(pieces))
-    read = z[[number for number, (side, _) in enumerate(pieces) if side == "train"]]
-    router = generative(RoutingConfig(), cut, read[:: -(-len(read) // MOST_ROUTED)], named, seed)
-    counted = []
+    config = RoutingConfig(kind="k_means" if how is Clusters.k_means else "product_k_means", overlap=overlap)
+    sides = [(side, each) for side, each in sided(own_source(data), Path.cwd(), heldout) if each.text.strip()]
+    train, held = ([each for side, each in sides if side == wanted] for wanted in ("train", "heldout"))
+    given = Documents(train, held, ())
+    if router_share:
+        of_router, of_paths = apart(len(train), router_share, seed)
+        given = Documents([train[at] for at in of_paths.tolist()], held, [train[at] for at in of_router.tolist()])
+    reader = trained.on(device)
+    with Meter("routing", "documents", WorkLine(), SystemClock(), len(given.train) + len(held)) as meter:
+        z = features(reader, prefixes(trained.tokenizer, given.train))
+        meter.add(len(z))
+        z_held = features(reader, prefixes(trained.tokenizer, held))
+        meter.add(len(z_held))
+    router = generative(config, cut, z[:: -(-len(z) // MOST_ROUTED)], named, seed)
+    mine = shards(router.scores(z), overlap=overlap, least=config.least)
     with whole_folder(folder, last=RECORD) as inner:
         write_member(inner / SEED, described("seed", trained, home_of(context)), trained.export)
         (inner / ROUTER).write_bytes(router.to_bytes())
-        for way, shard in zip(cut.paths, shards(router.scores(z), least=RoutingConfig().least), strict=True):
-            chosen = [pieces[number] for number in shard.tolist()]
-            train = [each for side, each in chosen if side == "train"]
-            if not train:
-                raise ConfigError(f"path {path_called(way)} has no documents. Give more, or take fewer levels.")
-            _write(inner / shard_of(way), train)
-            _write(inner / shard_of(way, is_heldout=True), [each for side, each in chosen if side == "heldout"])
-            counted.append(len(train))
-        record = structs.replace(record, router=router.digest, documents=tuple(counted))
+        counted = write_documents(inner, cut, given, mine, heldout_shards(router, z_held, overlap))
+        record = structs.replace(record, router=router.digest, documents=counted)
         write_json(inner / RECORD, record)
     typer.echo(str(folder))
-    for way, num in zip(cut.paths, counted, strict=True):
-        nbytes = figures.nbytes(cut.round_nbytes(way))
+    say_paths(folder, record)
+
+
+def say_paths(folder: Path, shared: "SharedPaths") -> None:
+    """Say what each path of a folder reads and sends, and what comes next."""
+    from weft.compose.paths.folder import path_called
+
+    paths = shared.cut.paths
+    for way, num in zip(paths, shared.documents, strict=True):
+        nbytes = figures.nbytes(shared.cut.round_nbytes(way))
         tell(f"path {path_called(way)}: {several(num, 'document')}; {nbytes} sent in a round, before they are packed")
-    tell(f"copy the folder to who trains a path: weft compose path {folder} {path_called(cut.paths[0])}")
+    tell(f"copy the folder to who trains a path: weft compose path {folder} {path_called(paths[0])}")
 
 
 def path(
@@ -145,6 +194,9 @@ def path(
         Path | None,
         typer.Option(help="File of lines that other paths have printed: a module and its ticket.", metavar="FILE"),
     ] = None,
+    keep: Annotated[
+        Keep, typer.Option(help="Write the path as it was best on its held-out documents, or as it is at the end.")
+    ] = Keep.best,
     device: Annotated[str, typer.Option(help="Where torch runs.")] = "auto",
     transports: Transports = None,
     machine: Machine = None,
@@ -170,20 +222,21 @@ def path(
     import torch
 
     from weft.cli.model.trained import open_trained, place
-    from weft.compose.paths.folder import SEED
-    from weft.compose.space import numbers_digest
+    from weft.compose.paths.folder import SEED, begun_vector, write_trained
     from weft.library.given import Machine as Library
     from weft.library.sync import Sync
-    from weft.model.flat import layout, over
+    from weft.model.flat import cut, layout, over
     from weft.model.transformer import Transformer
 
     begun = open_trained(str(folder / SEED), home_of(context))
-    if numbers_digest(begun.vector) != shared.seed_model:
-        raise ConfigError(f"{folder / SEED}: another model than the paths begin as. Copy the folder again.")
+    vector = begun_vector(folder, shared, mine, begun.vector)
     windows = _windows(folder, mine, shared, begun.tokenizer)
     with torch.device("meta"):
         model = Transformer(shared.model)
-    flat = over(model, begun.vector.to(place(device)))
+    flat = over(model, vector.to(place(device)))
+    watch = Watch(_heldout(folder, mine, shared, begun.tokenizer) if keep is Keep.best else [])
+    if keep is Keep.best and not watch.texts:
+        tell("nothing is held out for this path: it is written as it is at the end")
     syncs, parts = {}, {}
     for module in modules:
         spans = layout(shared.model, shared.cut.section_of(module))
@@ -196,9 +249,56 @@ def path(
         else:
             begun_here = partial(Sync, ticket=ticket)
         syncs[module] = begun_here(named, run, machine=Library(home=home, settings=settings))
-    _train(shared, mine, flat, windows, syncs, parts)
-    replace(begun, config=shared.model, vector=flat.vector.cpu()).export(target)
+    _train(shared, mine, flat, windows, syncs, parts, watch)
+    best = flat.vector if watch.best is None else watch.best.vector
+    written = replace(begun, config=shared.model, vector=best.cpu())
+    ends = flat.vector.cpu()
+    vectors = {module: cut(shared.model, ends, shared.cut.section_of(module)) for module in modules}
+    write_trained(target, vectors, written.export)
+    if watch.best is not None:
+        tell(f"written as it was {watch.when}: held out {watch.best.loss:.4f} nats a token")
     typer.echo(str(target))
+
+
+@dataclass
+class Watch:
+    """Measures a path while it trains, and keeps what was best.
+
+    Args:
+        texts: its held-out documents; none: it is not measured.
+        num_rounds: that its modules have made when it was measured last.
+    """
+
+    texts: "Sequence[Text]"
+    best: "Best | None" = None
+    num_rounds: int = -1
+
+    def look(self, flat: "FlatModel", num_rounds: int) -> None:
+        """
+        Raises:
+            NotFinite: the path has diverged.
+        """
+        from weft.compose.paths.stopping import better, heldout_loss
+        from weft.model.transformer import Transformer
+
+        self.num_rounds = num_rounds
+        if not self.texts:
+            return
+        assert isinstance(flat.module, Transformer)
+        loss, before = heldout_loss(flat.module, self.texts), self.best
+        self.best = better(before, loss, num_rounds, flat.vector)
+        if before is None:
+            said = "" if not num_rounds else "; what this path was like before is not known here"
+        else:
+            said = "" if self.best is not before else f"; it was {before.loss:.4f} {self.when}"
+        tell(f"after round {num_rounds}: held out {loss:.4f} nats a token{said}")
+
+    @property
+    def when(self) -> str:
+        """Say when the path was best."""
+        assert self.best is not None
+        last = self.best.round == self.num_rounds
+        return "at the end" if last else f"after round {self.best.round}" if self.best.round else "at the beginning"
 
 
 def _train(
@@ -208,19 +308,21 @@ def _train(
     windows: "NDArray[Any]",
     syncs: "Mapping[Module, Sync]",
     parts: "Mapping[Module, list[Tensor]]",
+    watch: Watch,
 ) -> None:
     """Make a path's steps, each handed in to the run of each of its modules, until all of these are complete.
 
     Args:
         parts: the tensors of each module, in the path's model.
+        watch: told whenever all modules have made a round more, and at the end.
     """
     from weft.compose.paths.folder import called
     from weft.compose.paths.play import InnerStepsConfig, Steps
     from weft.rng import stream
     from weft.sync.method.schedule import CosineConfig
 
-    tokens = shared.batch_size * shared.seq_len
-    total = shared.rounds * shared.steps * tokens
+    tokens, begun = shared.batch_size * shared.seq_len, shared.rounds_before * shared.steps
+    total = (shared.rounds_before + shared.rounds + shared.more_rounds) * shared.steps * tokens
     schedule = CosineConfig(lr=shared.lr, warmup_tokens=min(30 * tokens, total // 10), total_tokens=total)
     steps = Steps(InnerStepsConfig(every=1, batch_size=shared.batch_size, schedule=schedule), flat)
     weight, place = shared.weight(mine), shared.cut.number_of(mine)
@@ -234,7 +336,9 @@ def _train(
         while there:
             if (now := max(sync.round for sync in syncs.values())) != before:
                 within, before = 0, now
-            number = min(before * shared.steps + within, shared.rounds * shared.steps - 1)
+            if (made := min(sync.round for sync in there.values())) > watch.num_rounds:
+                watch.look(flat, made)
+            number = begun + min(before * shared.steps + within, shared.rounds * shared.steps - 1)
             loss = steps.make(windows, 1, lambda at: stream(0, "paths", "batch", place, at), first=number)
             within += 1
             for module in list(there):
@@ -244,6 +348,7 @@ def _train(
             for module, numbers in final.items():  # of which no step changes anything any more
                 for each, kept in zip(parts[module], numbers, strict=True):
                     each.copy_(kept)
+        watch.look(flat, max(sync.round for sync in syncs.values()))
     except BaseException as error:
         for sync in syncs.values():
             sync.close(error)
@@ -296,13 +401,14 @@ def _tickets(file: Path) -> dict[str, str]:
     return found
 
 
-def _write(file: Path, documents: "Sequence[Document]") -> None:
-    import msgspec
+def _heldout(folder: Path, mine: "ModulePath", shared: "SharedPaths", words: "Tokenizer") -> "list[Text]":
+    """Return a path's held-out documents, as far as a sample goes: at most so many, spread evenly."""
+    from weft.compose.paths.dealing import read_lines
+    from weft.compose.paths.folder import shard_of
 
-    encoder = msgspec.json.Encoder()
-    with file.open("wb") as out:
-        for document in documents:
-            out.write(encoder.encode(document) + b"\n")
+    found = read_lines(folder / shard_of(mine, is_heldout=True))
+    texts = [words.encode(each.text)[: shared.seq_len + 1] for each in found[:: max(1, -(-len(found) // MOST_HELDOUT))]]
+    return [each for each in texts if len(each) > 1]  # of one token nothing is predicted
 
 
 def _windows(folder: Path, mine: "ModulePath", shared: "SharedPaths", words: "Tokenizer") -> "NDArray[Any]":

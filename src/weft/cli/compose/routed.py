@@ -24,6 +24,8 @@ class Routed:
         num_paths: each text is sent one of them at a time.
         num_samples, num_scored: of the text, and tokens of each that are scored: all but the first, which decide.
         cost: tokens read by a server that keeps what each path has read.
+        has_rerouter: whether a router of their own sends later pieces.
+        by: the same in words; empty: there are no such pieces.
     """
 
     name: str
@@ -32,6 +34,8 @@ class Routed:
     num_samples: int
     num_scored: int
     cost: "Cost"
+    has_rerouter: bool
+    by: str
 
 
 def measured(
@@ -49,7 +53,7 @@ def measured(
     from weft.cli.model.trained import open_trained, place
     from weft.compose.controls import OF_PATHS, Report, Row
     from weft.compose.paths.features import token_losses
-    from weft.compose.paths.folder import SEED, path_called, read_shared, trained_folders
+    from weft.compose.paths.folder import SEED, path_called, read_rerouter, read_shared, trained_folders, which_router
     from weft.compose.paths.reading import Reader
     from weft.data.tokenizer import work_alike
 
@@ -69,7 +73,9 @@ def measured(
     words = torch.cat([text.tokens, text.targets[:, -1:]], 1).numpy()
     trained = {path: open_trained(str(at), home) for path, at in folders.items()}
     models = {path: each.on(device) for path, each in trained.items()}
-    found = Reader(shared.cut, models.__getitem__, begun.vector.to(place(device)), router, every).read(words)
+    rerouter = None if every is None else read_rerouter(folder, shared, every)
+    reader = Reader(shared.cut, models.__getitem__, begun.vector.to(place(device)), router, every, rerouter)
+    found = reader.read(words)
 
     def scored(model: "Transformer") -> "Float64[np.ndarray, 'texts scored']":
         return token_losses(model, words)[:, -found.num_scored :]
@@ -111,7 +117,10 @@ def measured(
             "monolith": whole,
         },
     )
-    return Routed(shared.name, report, len(models), len(words), found.num_scored, found.keeping)
+    by = "" if every is None else which_router(folder, every, rerouter)
+    return Routed(
+        shared.name, report, len(models), len(words), found.num_scored, found.keeping, rerouter is not None, by
+    )
 
 
 def _flops(seed: Path) -> int | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.cli.serve.loading import Here, OnStep, Opened
+from weft.cli.terminal import tell
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def _mixture(folder: Path, name: str, here: Here) -> Opened:
 
 def _paths(folder: Path, name: str, here: Here, home: Path, every: int | None) -> Opened:
     from weft.cli.model.trained import open_trained
-    from weft.compose.paths.folder import SEED, read_shared, trained_folders
+    from weft.compose.paths.folder import SEED, read_rerouter, read_shared, trained_folders, which_router
     from weft.compose.paths.serving import Paths
     from weft.engine.engine import Turns
     from weft.engine.load import Beside, engine_of, needs, weights_nbytes
@@ -153,6 +154,10 @@ def _paths(folder: Path, name: str, here: Here, home: Path, every: int | None) -
         raise ConfigError(
             f"--route-every {every}: a text has {context} tokens at most, so none is routed again. Choose less."
         )
+    rerouter = None
+    if every is not None:
+        rerouter = read_rerouter(folder, shared, every)
+        tell(which_router(folder, every, rerouter))
     a_page, weights = page_nbytes(shared.model, here.kind), weights_nbytes(shared.model, here.kind)
     beside = Beside("the other paths", others * a_page, others * weights)
     begun = open_trained(str(folder / SEED), home)
@@ -164,12 +169,13 @@ def _paths(folder: Path, name: str, here: Here, home: Path, every: int | None) -
             way: engine_of(each.config, each.vector, here.device, planned, context, on_step, turns=among)
             for way, each in trained.items()
         }
-        return Paths(engines, shared.cut.paths, begun.on(str(here.device)), router, every)
+        return Paths(engines, shared.cut.paths, begun.on(str(here.device)), (router, rerouter), every)
 
     prints = [
         router.digest,
         *(each.fingerprint(here.kind) for each in trained.values()),
         *([f"{every}"] if every else []),
+        *([] if rerouter is None else [rerouter.digest]),
     ]
     return Opened(
         name,

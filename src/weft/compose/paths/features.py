@@ -71,6 +71,25 @@ def token_losses(model: Transformer, windows: Int64[np.ndarray, "windows words"]
     return found
 
 
+def document_losses(model: Transformer, texts: Sequence[Text]) -> list[Float64[np.ndarray, " _"]]:
+    """Return the loss of each token of documents of any length but their first, nats.
+
+    Raises:
+        ConfigError: a document has fewer than two tokens.
+    """
+    lengths = [len(text) - 1 for text in texts]
+    if min(lengths, default=1) < 1:
+        raise ConfigError("losses: a document of fewer than two tokens. Leave it out: nothing of it is predicted.")
+    found = [np.empty(0)] * len(texts)
+    for rows in _batches(lengths):
+        words = np.zeros((len(rows), lengths[rows[-1]] + 1), dtype=np.int64)
+        for place, row in enumerate(rows):  # what fills up short ones comes after them, and changes nothing before
+            words[place, : len(texts[row])] = texts[row]
+        for losses, row in zip(token_losses(model, words), rows, strict=True):
+            found[row] = losses[: lengths[row]]
+    return found
+
+
 def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
     """Yield rows that one forward pass takes, those of like length together."""
     rows = list[int]()

@@ -1,39 +1,54 @@
 """What all who train paths have: how the model is cut, who reads what, and how long they train.
 
-    talk/ seed/                        the model that all paths begin as, and whose features route documents: a member
+    talk/ seed/                        the model whose features route documents, and that all paths begin as: a member
+          modules/0.1.safetensors      after a phase before: what a module begins as instead
           router.bin                   which path a document takes, by its first tokens
-          path-0.1.jsonl               documents of a path; path-0.1.heldout.jsonl: what nobody trains on
+          rerouter-64.bin              which path goes on, by the 64 tokens before: once paths are trained
+          path-0.1.jsonl               documents of a path; of held-out ones and of the routers': `dealing`
           paths.json                   levels, steps, rounds
-          trained/0.1/                 a path, once it is trained: a Hugging Face folder
+          trained/0.1/                 a path, once it is trained, as it was best: a Hugging Face folder
+          trained/0.1/modules/         its modules as their runs ended: the next phase begins with them
 
 A module is synchronised by a run of its own among the paths that contain it. Its name, weights and outer rate follow
 from this folder, so all who have it agree.
+
+A phase is a folder. The next one has documents dealt anew (`resharding`), and modules as the phase before left them.
 
 DiPaCo: Douillard et al., 2403.10616.
 """
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path as Folder
 from typing import Annotated, Any
 
 import msgspec
+import torch
+from jaxtyping import Float32
 from msgspec import Meta
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from weft.compose.paths.levels import Levels, LevelsConfig, Module, Path
+from weft.compose.paths.modules import Modules
 from weft.compose.paths.outer import OuterStepConfig, nesterov
 from weft.compose.paths.routing import PREFIX, Router
+from weft.compose.space import numbers_digest
 from weft.config import Config, from_tree
 from weft.cost.training import flops_per_token
 from weft.errors import ConfigError, WireError
-from weft.ids import Digest
+from weft.ids import Digest, short
 from weft.model.config import ModelConfig
+from weft.model.flat import paste
+from weft.model.weights import whole_folder
 from weft.run.config import SyncConfig
 from weft.sync.method.presets import DiLoCoConfig
 from weft.training.device import decoder
 
 FORMAT = 1
 RECORD, ROUTER, SEED, TRAINED = "paths.json", "router.bin", "seed", "trained"
+MODULES, FOR_ROUTER = "modules", "router.jsonl"
 WHOLE = 1000  # samples that a step of the largest shard counts as: others' steps count by their documents
 LEAST_SEQ_LEN = PREFIX + 2  # of a sample: some of it is scored
 MAX_NBYTES = 1 << 20
@@ -46,13 +61,18 @@ class SharedPaths(Config, frozen=True, kw_only=True):
     """
     Args:
         model: what each path is.
-        seed_model: digest of the vector that all begin as.
+        seed_model: digest of the vector that features come from, and that all begin as in the first phase.
+        begun: digests of what modules begin as, in the order of `Levels.modules`; none: parts of the seed model.
         steps: of a path in a round: tau.
+        rounds: of this phase.
+        rounds_before: of phases before, whose steps, samples and rate were the same.
+        more_rounds: that are to follow in phases to come: the rate falls over all of them.
         documents: of each path's shard, in the order of `Levels.paths`.
+        overlap: paths that train on a document.
         lr: peak learning rate of a path's own steps.
 
     Raises:
-        ConfigError: documents of other paths.
+        ConfigError: documents or modules of other paths.
     """
 
     format: int = FORMAT
@@ -61,20 +81,26 @@ class SharedPaths(Config, frozen=True, kw_only=True):
     model: ModelConfig
     tokenizer: _Hex
     seed_model: _Hex
+    begun: tuple[_Hex, ...] = ()
     router: _Hex
     steps: Annotated[int, Meta(ge=1, le=100_000)]
     rounds: Annotated[int, Meta(ge=1, le=10**6)]
+    rounds_before: Annotated[int, Meta(ge=0, le=10**6)] = 0
+    more_rounds: Annotated[int, Meta(ge=0, le=10**6)] = 0
     batch_size: Annotated[int, Meta(ge=1, le=100_000)]
     seq_len: Annotated[int, Meta(ge=2)]
     lr: Annotated[float, Meta(gt=0, le=10)]
     outer: OuterStepConfig = OuterStepConfig()
     documents: tuple[Annotated[int, Meta(ge=1)], ...]
+    overlap: Annotated[int, Meta(ge=1, le=64)] = 1
 
     def __post_init__(self) -> None:
         if len(self.documents) != len(self.cut.paths):
             raise ConfigError(
                 f"{RECORD}: documents of {len(self.documents)} paths, and there are {len(self.cut.paths)}."
             )
+        if self.begun and len(self.begun) != len(self.cut.modules):
+            raise ConfigError(f"{RECORD}: {len(self.begun)} modules, and there are {len(self.cut.modules)}.")
 
     @property
     def cut(self) -> Levels:
@@ -86,8 +112,9 @@ class SharedPaths(Config, frozen=True, kw_only=True):
 
     @property
     def flops(self) -> int:
-        """Return the operations of training all paths, beside what the model took that they began as."""
-        tokens = self.rounds * self.steps * self.batch_size * self.seq_len * len(self.cut.paths)
+        """Return the operations of training all paths, in all phases so far, beside what the seed model took."""
+        rounds = self.rounds_before + self.rounds
+        tokens = rounds * self.steps * self.batch_size * self.seq_len * len(self.cut.paths)
         return int(tokens * flops_per_token(decoder(self.model), self.seq_len))
 
     def founder(self, module: Module) -> Path:
@@ -134,6 +161,8 @@ def require_usable(shared: SharedPaths) -> None:
             f"samples have {LEAST_SEQ_LEN} tokens or more. Take longer ones, and a model that reads as many."
         )
     from_tree(_tree(shared), SharedPaths, where="these paths")
+    if shared.overlap > (num := len(shared.cut.paths)):
+        raise ConfigError(f"--overlap {shared.overlap}: there are {num} paths. Choose at most as many.")
     largest = max(shared.cut.modules, key=shared.cut.num_sharing)  # of its run all numbers are largest
     from_tree(_tree(shared.run_of(largest)), SyncConfig, where=f"the run of module {called(largest)}")
 
@@ -183,6 +212,147 @@ def trained_folders(folder: Folder, shared: SharedPaths) -> dict[Path, Folder]:
             f"that trained them. Copy their folders into {folder / TRAINED}."
         )
     return found
+
+
+# --- modules ---
+
+
+def begun_vector(
+    folder: Folder, shared: SharedPaths, path: Path, seed: Float32[torch.Tensor, " num"]
+) -> Float32[torch.Tensor, " num"]:
+    """Return what a path begins as: a copy.
+
+    Args:
+        seed: the vector in the folder's `SEED`.
+
+    Raises:
+        ConfigError: it is another model than the paths are of, or a module is missing, or was altered.
+    """
+    require_seed(folder, shared, seed)
+    whole, mine = seed.clone(), shared.cut.modules_of(path)
+    for module, digest in zip(shared.cut.modules, shared.begun, strict=False):  # of the first phase there are none
+        if module in mine:
+            part = read_module(folder, shared.cut, module)
+            if numbers_digest(part) != digest:
+                raise ConfigError(
+                    f"{module_file(folder, module)}: another module than {RECORD} names. Copy the folder again."
+                )
+            paste(shared.model, whole, shared.cut.section_of(module), part)
+    return whole
+
+
+def require_seed(folder: Folder, shared: SharedPaths, seed: Float32[torch.Tensor, " num"]) -> None:
+    """
+    Raises:
+        ConfigError: what lies in the folder as `SEED` is another model than the paths are of.
+    """
+    if numbers_digest(seed) != shared.seed_model:
+        raise ConfigError(f"{folder / SEED}: another model than the paths begin as. Copy the folder again.")
+
+
+def last_modules(folder: Folder, shared: SharedPaths) -> Modules:
+    """Return all modules as their runs ended, from the paths that are trained.
+
+    Raises:
+        ConfigError: not all paths are there, or two of them do not have the same module.
+    """
+    trained, found = trained_folders(folder, shared), dict[Module, Float32[torch.Tensor, " num"]]()
+    for module in shared.cut.modules:
+        first, *others = shared.cut.paths_of(module)
+        found[module] = read_module(trained[first], shared.cut, module)
+        for other in others:
+            if not torch.equal(read_module(trained[other], shared.cut, module), found[module]):
+                raise ConfigError(
+                    f"{folder / TRAINED}: paths {path_called(first)} and {path_called(other)} have different modules "
+                    f"{called(module)}, which they were trained to share. Copy both again, from those who trained them."
+                )
+    return Modules(shared.cut, found)
+
+
+def write_trained(
+    folder: Folder, vectors: Mapping[Module, Float32[torch.Tensor, " num"]], write_model: Callable[[Folder], None]
+) -> None:
+    """Write a path that is trained, whole or not at all.
+
+    Args:
+        vectors: its modules as their runs ended.
+        write_model: writes the path as it was best, as a Hugging Face folder at a place that is not there yet.
+
+    Raises:
+        ConfigError: the folder is taken, or cannot be written.
+        DiskFull: no room.
+    """
+    with whole_folder(folder, last="config.json") as partial:
+        inner = partial / ".model"
+        write_model(inner)
+        for file in inner.iterdir():
+            file.rename(partial / file.name)
+        inner.rmdir()
+        write_modules(partial, vectors)
+
+
+def write_modules(folder: Folder, vectors: Mapping[Module, Float32[torch.Tensor, " num"]]) -> None:
+    (folder / MODULES).mkdir()
+    for module, vector in vectors.items():
+        save_file({"vector": vector.detach().cpu().contiguous()}, module_file(folder, module))
+
+
+def read_module(folder: Folder, cut: Levels, module: Module) -> Float32[torch.Tensor, " num"]:
+    """
+    Raises:
+        ConfigError: it is missing, cannot be read, or is of other levels.
+    """
+    file, num = module_file(folder, module), cut.num_parameters(module)
+    try:
+        found = load_file(file).get("vector")
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}. Copy the folder again, with all that is in it.") from None
+    if found is None or found.dtype != torch.float32 or found.shape != (num,):
+        raise ConfigError(f"{file}: not the {num:,} numbers of module {called(module)}. Copy the folder again.")
+    return found
+
+
+def module_file(folder: Folder, module: Module) -> Folder:
+    return folder / MODULES / f"{called(module)}.safetensors"
+
+
+# --- routers ---
+
+
+def rerouter_file(folder: Folder, every: int) -> Folder:
+    return folder / f"rerouter-{every}.bin"
+
+
+def read_rerouter(folder: Folder, shared: SharedPaths, every: int) -> Router | None:
+    """Return the router of texts that are routed again every so many tokens; None: there is none.
+
+    Raises:
+        ConfigError: it cannot be read, or is of other paths.
+    """
+    file = rerouter_file(folder, every)
+    if not file.exists():
+        return None
+    try:
+        found = Router.from_bytes(file.read_bytes())
+    except (OSError, WireError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}. Make it again: weft compose reroute.") from None
+    has = (found.record.levels, found.record.features, found.record.prefix)
+    if has != (shared.levels, shared.seed_model, every):
+        raise ConfigError(
+            f"{file}: a router of other paths, of features of {short(found.record.features)} and pieces of "
+            f"{found.record.prefix} tokens. Make it again: weft compose reroute."
+        )
+    return found
+
+
+def which_router(folder: Folder, every: int, rerouter: Router | None) -> str:
+    """Return in words by which router pieces of a text find their path."""
+    if rerouter is None:
+        return (
+            f"pieces of {every} tokens go by the router of first tokens. One of their own: weft compose reroute "
+            f"{folder} --every {every}"
+        )
+    return f"pieces of {every} tokens go by {rerouter_file(folder, every).name}, which is their own"
 
 
 def has_paths(folder: Folder) -> bool:

@@ -92,6 +92,15 @@ def deciding(position: int, prefix: int, every: int | None) -> slice:
     return slice(start - every, start)
 
 
+def router_at(position: int, every: int | None, router: Router, rerouter: Router | None) -> Router:
+    """Return the router that is given what `deciding` says.
+
+    Args:
+        rerouter: by the tokens of the piece before; None: there is none but the first.
+    """
+    return router if rerouter is None or every is None or position < every else rerouter
+
+
 def pieces(num_tokens: int, prefix: int, every: int | None) -> list[Piece]:
     """Return the pieces of a text; the other arguments are those of `deciding`."""
     length = every or num_tokens
@@ -209,8 +218,7 @@ class Reader:
 
     def _best(self, texts: Sequence[Text], position: int) -> Int64[np.ndarray, " texts"]:
         """Return the numbers of the paths that the tokens before `position` decide for."""
-        is_first = self.every is None or position < self.every
-        router = self.router if is_first or self.rerouter is None else self.rerouter
+        router = router_at(position, self.every, self.router, self.rerouter)
         return router.best(features(self._begun, texts))
 
     @cached_property
@@ -219,23 +227,23 @@ class Reader:
 
 
 def pairs(
-    begun: Transformer,
-    losses: Iterable[Float64[np.ndarray, "texts _"]],
-    windows: Int64[np.ndarray, "texts words"],
-    every: int,
+    begun: Transformer, losses: Iterable[Sequence[Float64[np.ndarray, " _"]]], texts: Sequence[Text], every: int
 ) -> tuple[Features, Float64[np.ndarray, "documents paths"]]:
     """Return what a router for texts that are routed again learns from: features of a piece, losses of the next.
 
     Args:
-        losses: of each token but the first, under each path in their order (`token_losses`).
-        windows: of documents that no path was trained on.
+        losses: of each text's tokens but the first, under each path in their order (`document_losses`).
+        texts: documents that no path was trained on.
 
     Raises:
         ConfigError: no text has two pieces.
     """
-    starts = range(every, windows.shape[1] - every + 1, every)  # of next pieces, whole ones
-    if not starts:
-        raise ConfigError(f"every: texts of {windows.shape[1]} tokens do not have two pieces of {every}.")
-    z = np.concatenate([features(begun, list(windows[:, start - every : start])) for start in starts])
-    means = [np.concatenate([each[:, start - 1 : start - 1 + every].mean(1) for start in starts]) for each in losses]
-    return z, np.stack(means, axis=1)
+    places = [  # of next pieces, whole ones
+        (number, start) for number, text in enumerate(texts) for start in range(every, len(text) - every + 1, every)
+    ]
+    if not places:
+        longest = max(map(len, texts), default=0)
+        raise ConfigError(f"every: texts of {longest} tokens do not have two pieces of {every}.")
+    z = features(begun, [texts[number][start - every : start] for number, start in places])
+    means = [[each[number][start - 1 : start - 1 + every].mean() for number, start in places] for each in losses]
+    return z, np.array(means).T

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from weft.compose.paths.levels import Levels
-from weft.compose.paths.routing import Features, Router, RoutingConfig, Shards, made, shards
+from weft.compose.paths.routing import PREFIX, Features, Router, RoutingConfig, Shards, made, shards
 from weft.config import Config
 from weft.errors import ConfigError
 from weft.ids import Digest
@@ -77,18 +77,20 @@ def discriminative(
     z: Features,
     losses: Float64[np.ndarray, "documents paths"],
     features: Digest,
+    prefix: int = PREFIX,
 ) -> Router:
     """Return the router that learns which path is best.
 
     Args:
         z, losses: of the documents kept apart: features, and the loss under each path, in the order of `Levels.paths`.
         features: digest of the vector of the model that z comes from.
+        prefix: tokens that z is of: those of a document's beginning, or of a piece.
 
     Raises:
         ConfigError: it comes to no end.
     """
     weights, biases = softmax_regression(z, labels(losses), len(levels.paths), config.l2, config.tolerance)
-    return made("softmax", levels.config, features, weights, biases)
+    return made("softmax", levels.config, features, weights, biases, prefix)
 
 
 def reassigned(

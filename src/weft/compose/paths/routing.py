@@ -133,6 +133,7 @@ def made(
     features: Digest,
     weights: Float64[np.ndarray, "paths width"],
     biases: Float64[np.ndarray, " paths"],
+    prefix: int = PREFIX,
 ) -> Router:
     """Return a router of these numbers, rounded to fp32."""
     return Router(
@@ -140,7 +141,7 @@ def made(
             kind=kind,
             levels=levels,
             features=features,
-            prefix=PREFIX,
+            prefix=prefix,
             width=weights.shape[1],
             weights=weights.astype("<f4").tobytes(),
             biases=biases.astype("<f4").tobytes(),

@@ -17,7 +17,7 @@ import numpy as np
 from weft.clock import Clock
 from weft.compose.paths.features import features
 from weft.compose.paths.levels import Path
-from weft.compose.paths.reading import deciding
+from weft.compose.paths.reading import deciding, router_at
 from weft.compose.paths.routing import Router
 from weft.engine.draw import Drawn
 from weft.engine.engine import Engine, Totals
@@ -32,6 +32,7 @@ class Paths:
         engines: of each path.
         order: all paths, as the router numbers them.
         model: of the features: what all paths began as.
+        routers: by the first tokens; and by those of the piece before, None: the same.
         every: tokens after which a text is routed again; None: never.
     """
 
@@ -40,10 +41,11 @@ class Paths:
         engines: Mapping[Path, Engine],
         order: Sequence[Path],
         model: Transformer,
-        router: Router,
+        routers: tuple[Router, Router | None],
         every: int | None = None,
     ) -> None:
-        self._engines, self._order, self._model, self._router = engines, order, model, router
+        self._engines, self._order, self._model = engines, order, model
+        self._router, self._rerouter = routers
         self._every = every
         any_engine = next(iter(engines.values()))
         self.vocab_size = any_engine.vocab_size
@@ -63,7 +65,8 @@ class Paths:
         """Return the path that draws what follows on these tokens; `every` as of `reading.deciding`."""
         decide = deciding(len(words), self._router.record.prefix, every)
         z = features(self._model, [np.array(words[decide], dtype=np.int64)])
-        return self._order[int(self._router.best(z)[0])]
+        router = router_at(len(words), every, self._router, self._rerouter)
+        return self._order[int(router.best(z)[0])]
 
     def begin(self, wanted: Wanted, num_more: int = 0) -> Text:
         """Begin a text; arguments and errors are those of `Engine.begin`. One that is routed again is refused later,

@@ -7,13 +7,17 @@ DiPaCo: Douillard et al., 2403.10616, section 2.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from jaxtyping import Float32
 from torch import Tensor
 
+from weft.compose.paths.features import Text, document_losses
 from weft.compose.paths.levels import Path
 from weft.errors import NotFinite
+from weft.model.transformer import Transformer
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +32,15 @@ class Best:
     loss: float
     round: int
     vector: Float32[Tensor, " num"]
+
+
+def heldout_loss(model: Transformer, texts: Sequence[Text]) -> float:
+    """Return the loss of a shard's validation set, nats per token.
+
+    Args:
+        texts: its documents, one at least, of two tokens or more.
+    """
+    return float(np.concatenate(document_losses(model, texts)).mean())
 
 
 def better(before: Best | None, loss: float, after_round: int, vector: Float32[Tensor, " num"]) -> Best:

@@ -19,7 +19,7 @@ from weft.cli.serve.composed import composed_at
 from weft.cli.serve.loading import How
 from weft.compose.member import read_member
 from weft.compose.paths.features import features
-from weft.compose.paths.folder import SEED, TRAINED, called, path_called, path_of, read_shared, shard_of
+from weft.compose.paths.folder import FOR_ROUTER, SEED, TRAINED, called, path_called, path_of, read_shared, shard_of
 from weft.compose.paths.levels import Module
 from weft.compose.paths.reading import Reader
 from weft.compose.paths.serving import Paths
@@ -64,6 +64,7 @@ def test_each_document_goes_the_path_that_the_router_says(folder: Path, home: Pa
         near = (router.best(z) == number).mean()
         assert near > 0.7  # but for those that a path with too few was given
         all_names += [each["name"] for each in [*train, *held]]
+    all_names += [json.loads(line)["name"] for line in (folder / FOR_ROUTER).read_text().splitlines()]
     assert len(set(all_names)) == len(all_names) == len(documents(40))
 
 
@@ -316,6 +317,8 @@ def test_the_loss_of_paths_is_that_of_the_path_of_each_text(
         (("--rounds", "1000001"), "rounds is 1000001"),
         (("--batch-size", "100001"), "batch_size is 100001"),
         (("--levels", "2000"), "peers is 2000"),
+        (("--overlap", "3"), "there are 2 paths"),
+        (("--more-rounds", "1000001"), "more_rounds is 1000001"),
     ],
 )
 def test_numbers_that_no_folder_of_paths_can_have_are_refused_before_anything_is_read(
@@ -342,7 +345,7 @@ def test_nobody_trains_on_nothing_where_nothing_is_held_out(weft: Weft, home: Pa
     answer = weft(*line)
     assert answer.code == 0, answer.err
     shared, _ = read_shared(tmp_path / "talk")
-    assert sum(shared.documents) == len(documents(40))
+    assert sum(shared.documents) == len(documents(40)) - 6  # a twentieth is kept apart for routers
     assert not any((tmp_path / "talk" / shard_of(way, is_heldout=True)).read_bytes() for way in shared.cut.paths)
 
 

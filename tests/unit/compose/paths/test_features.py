@@ -6,7 +6,7 @@ import torch
 
 from unit.compose.paths.tiny import MODEL, begun, texts
 from weft.compose.paths import features as room
-from weft.compose.paths.features import features, token_losses
+from weft.compose.paths.features import document_losses, features, token_losses
 from weft.compose.space import numbers_digest
 from weft.errors import ConfigError
 from weft.model.flat import assemble
@@ -37,6 +37,18 @@ def test_losses_are_those_of_each_token() -> None:
         p = torch.log_softmax(model(torch.from_numpy(words[:-1])[None])[0], -1)
         alone = [-float(p[place, word]) for place, word in enumerate(words[1:])]
         np.testing.assert_allclose(row, alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_losses_of_documents_are_those_of_each_alone() -> None:
+    model, windows = assemble(MODEL, begun()), texts(7, 12)
+    ragged = [words[: 2 + (5 * number) % 11] for number, words in enumerate(windows)]
+    found = document_losses(model, ragged)
+    for mine, words in zip(found, ragged, strict=True):
+        np.testing.assert_allclose(mine, token_losses(model, words[None])[0], rtol=1e-4, atol=1e-4)
+    assert document_losses(model, []) == []
+    with pytest.raises(ConfigError, match="fewer than two tokens"):
+        document_losses(model, [windows[0], windows[0, :1]])
 
 
 def test_an_empty_text_is_refused() -> None:

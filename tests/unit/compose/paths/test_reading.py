@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from unit.compose.paths.tiny import LEVELS, MODEL, begun, texts
-from weft.compose.paths.features import features, token_losses
+from weft.compose.paths.features import document_losses, features, token_losses
 from weft.compose.paths.levels import Levels, LevelsConfig, Path
 from weft.compose.paths.modules import Modules
 from weft.compose.paths.reading import Cost, Reader, cost, deciding, pairs, pieces
@@ -163,9 +163,13 @@ def test_a_piece_is_paired_with_the_losses_of_the_next() -> None:
     each = [token_losses(mine.model(path), WINDOWS) for path in LEVELS.paths]
     z, losses = pairs(dense(), each, WINDOWS, 5)
     assert (len(z), losses.shape) == (3 * 6, (3 * 6, 4))  # 0-5, 5-10, 10-15, each with the next
-    np.testing.assert_allclose(z[6 + 2], features(dense(), [WINDOWS[2, 5:10]])[0], rtol=1e-5)
+    np.testing.assert_allclose(z[3 * 2 + 1], features(dense(), [WINDOWS[2, 5:10]])[0], rtol=1e-5)
     later = each[3][2, 9:14].mean()  # of words 10 to 14
-    assert losses[6 + 2, 3] == pytest.approx(later)
+    assert losses[3 * 2 + 1, 3] == pytest.approx(later)
+    some = [np.array(text[:num]) for text, num in zip(WINDOWS, (9, 21, 10, 14, 15, 4), strict=True)]
+    z, losses = pairs(dense(), [document_losses(mine.model(path), some) for path in LEVELS.paths], some, 5)
+    assert (len(z), losses.shape) == (3 + 1 + 1 + 2, (7, 4))  # of those that have two pieces, and whole ones alone
+    assert losses[1, 3] == pytest.approx(each[3][1, 9:14].mean())
     with pytest.raises(ConfigError, match="do not have two pieces of 11"):
         pairs(dense(), each, WINDOWS, 11)
 

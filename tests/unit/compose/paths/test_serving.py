@@ -56,7 +56,7 @@ class ByTurns(Paths):
 
     def __init__(self, one: Scripted, other: Scripted | None = None) -> None:
         engines: Any = {(0,): one, (1,): other or one}
-        super().__init__(engines, [(0,), (1,)], None, None, EVERY)  # type: ignore[arg-type]
+        super().__init__(engines, [(0,), (1,)], None, (None, None), EVERY)  # type: ignore[arg-type]
 
     def path_of(self, words: Sequence[int], every: int | None) -> Path:
         return (len(words) // EVERY % 2,) if every else (0,)

@@ -2,11 +2,15 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from weft.compose.paths.stopping import EarlyStopping
+from unit.compose.paths.tiny import MODEL, begun, texts
+from weft.compose.paths.features import token_losses
+from weft.compose.paths.stopping import EarlyStopping, heldout_loss
 from weft.errors import NotFinite
+from weft.model.flat import assemble
 
 
 def test_each_path_keeps_the_parameters_of_its_own_best_round() -> None:
@@ -22,6 +26,13 @@ def test_each_path_keeps_the_parameters_of_its_own_best_round() -> None:
         (2.0, 1, [1.0, 1.0]),
         (0.5, 2, [2.0, 2.0]),
     ]
+
+
+def test_the_loss_of_a_validation_set_is_that_of_its_tokens() -> None:
+    model, windows = assemble(MODEL, begun()), texts(2, 12)
+    one, other = windows[0], windows[1, :5]
+    expected = np.concatenate([token_losses(model, one[None])[0], token_losses(model, other[None])[0]]).mean()
+    assert heldout_loss(model, [one, other]) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
