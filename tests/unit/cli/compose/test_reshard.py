@@ -13,12 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unit.cli.compose.made import CONFIG, WORDS, write
+from unit.cli.compose.made import CONFIG, WORDS, served, write
 from unit.cli.small import Weft
 from unit.compose.experts.texts import documents
 from unit.compose.paths.test_resharding import newton
 from weft.cli.model.trained import Trained, open_trained
-from weft.cli.serve.composed import load_composed
 from weft.cli.serve.loading import How
 from weft.compose.paths.folder import (
     FOR_ROUTER,
@@ -314,7 +313,7 @@ async def test_texts_that_are_routed_again_go_by_it_where_it_is_there(
     shared, router = read_shared(folder)
     rerouter, (config, seed) = read_rerouter(folder, shared, EVERY), read_folder(folder / SEED)
     assert rerouter is not None
-    engine: Any = load_composed(folder, "", HOW, home, EVERY).model.engine
+    engine: Any = served(folder, "", HOW, home, EVERY).engine
     num_unlike = 0
     try:
         assert f"go by rerouter-{EVERY}.bin" in " ".join(capsys.readouterr().err.split())
