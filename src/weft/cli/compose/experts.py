@@ -251,3 +251,4 @@ def _soup(home: Path, there: Sequence[Known], name: str, data: Sequence[str], se
     tell(said + (f"; with {', '.join(left)} it was worse" if left else ""))
     for each in there:
         tell(f"{each.member.name} alone: {loss(opened[each.member.name].vector, test):.3f}")
+    tell(f"what it is worth beside its controls: weft compose evaluate {name} --data TEXT --monolith MEMBER")
