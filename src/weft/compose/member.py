@@ -90,7 +90,7 @@ class Member(Config, frozen=True, kw_only=True):
         is_seeded: that vector is random; else it had learnt something.
         run: that trained it; None: no run of weft.
         texts: shards that it was trained on; none: they are private, or nobody knows.
-        latents: what else than embeddings it has learnt to read. `weft compose loop` trains it so.
+        latents: what else than embeddings it has learnt to read. `weft compose loop` and `think` train it so.
     """
 
     format: int = FORMAT

@@ -296,6 +296,9 @@ TABLE: dict[str, Rows] = {
         "--num": (Refused("compose split f --data x --clusters y --num 3", "--clusters says how many"),),
         "--seed": (Refused("compose split f --data x --clusters y --seed 3", "--clusters says how many"),),
     },
+    "compose think": dict.fromkeys(
+        ("--data", "--name", "--latents", "--stages", "--epochs", "--lr", "--batch-size", "--seed", "--device"), ALWAYS
+    ),
     "compose mix": {
         **dict.fromkeys(("--data", "--name", "--how", "--seq-len", "--device"), ALWAYS),
         "--top": (Refused("compose mix a b --data x --name c --how soup --top 1", "a soup is one model"),),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.compose import evaluate, experts, leave, loop, merge, paths, stacks
+from weft.cli.compose import evaluate, experts, leave, loop, merge, paths, stacks, think
 from weft.cli.compose.described import described, heldout, own_space
 from weft.cli.compose.parts import AsJson
 from weft.cli.home import find_checkpoint, home_of
@@ -45,6 +45,7 @@ def make_app() -> typer.Typer:
     app.command("plan")(stacks.plan)
     app.command("align")(stacks.align)
     app.command("loop")(loop.loop)
+    app.command("think")(think.think)
     app.command("split")(experts.split)
     app.command("mix")(experts.mix)
     app.command("merge")(merge.merge)
