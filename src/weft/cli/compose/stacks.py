@@ -83,6 +83,9 @@ def align(
     """Put members one on the other, train them, and train their controls. What was stopped goes on by the same line."""
     home, seams = home_of(context), asked.seams(context, len(members))
     there, folder = _stackable(context, members), new_place(context, name)
+    for each in there:
+        if each.member.latents == "denoise":
+            tell(f"{each.member.name} has seen all of a text. Here, in whatever is trained, no place sees a later one")
     say_loading()
     from weft.compose.composed import begun
     from weft.compose.descent import windows
@@ -118,7 +121,11 @@ def select(
     as_json: AsJson = False,
 ) -> None:
     """Show how every two members go on each other, and the best stacks of them. Nothing is trained."""
+    from weft.compose.member import require_causal
+
     home, there = home_of(context), _stackable(context, members)
+    for each in there:
+        require_causal(each.member)
     say_loading()
     from weft.compose.controls import ensemble
     from weft.compose.stacks.select import matrix, search
@@ -212,9 +219,11 @@ def export(
 
 def _stackable(context: typer.Context, given: Sequence[str]) -> list[Known]:
     from weft.compose.composed import require_one_space
+    from weft.compose.member import require_causal
 
     found = known(context, given)
     require_one_space([each.member for each in found])
+    require_causal(found[-1].member)
     for each in found:
         if each.member.model.first_windowed is not UNSET:
             raise ConfigError(
