@@ -25,9 +25,19 @@ GROUND = (
 FLOORS = (
     # leaves
     ("cost", "data", "ledger", "model", "net.messages", "web"),
-    ("chat", "codec", "compose.space", "engine", "inference", "net.admission", "net.transport", "verify"),
+    (
+        "chat",
+        "codec",
+        "compose.member",
+        "compose.space",
+        "engine",
+        "inference",
+        "net.admission",
+        "net.transport",
+        "verify",
+    ),
     # wires
-    ("net.link", "net.ticket"),
+    ("compose.registry", "net.link", "net.ticket"),
     ("net.blobs", "net.probe"),
     ("net.node",),
     ("net",),

@@ -30,7 +30,7 @@ from msgspec import Meta
 from weft.config import Config, from_tree, replace_field
 from weft.errors import ConfigError
 from weft.pipeline.placement import num_first
-from weft.run.config import FolderModel, RunConfig, RunFile
+from weft.run.config import FolderModel, RunConfig, RunFile, SpaceModel
 from weft.sim.scenario import Kind, Scenario
 from weft.sync.method.presets import spell_out
 from weft.wire import digest_of
@@ -143,7 +143,8 @@ def points_of(bench: Bench, tree: Mapping[str, Any], where: str) -> tuple[Point,
         ConfigError: names the row, and what in it cannot be run.
     """
     base: RunFile = from_tree(dict(tree), RunFile, where=where)
-    if isinstance(base.model, FolderModel) or base.is_private:
+    has_learnt = isinstance(base.model, FolderModel) or (isinstance(base.model, SpaceModel) and base.model.member)
+    if has_learnt or base.is_private:
         raise ConfigError(
             f"{where}: a bench compares only runs that make their weights from the seed and share their data."
         )

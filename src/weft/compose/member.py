@@ -32,7 +32,7 @@ _Name = Annotated[str, Meta(pattern=_NAME)]
 _Num = Annotated[int, Meta(ge=0)]
 
 Latents = Literal["none", "previous", "same", "denoise"]
-"""Its own outputs of the token before, or of the same, or noisy ones."""
+"""Its own outputs of the token before, or of the same; or texts of which a part is masked, which it sees all of."""
 How = Literal[
     "trained",
     "stitch",
@@ -90,7 +90,8 @@ class Member(Config, frozen=True, kw_only=True):
         is_seeded: that vector is random; else it had learnt something.
         run: that trained it; None: no run of weft.
         texts: shards that it was trained on; none: they are private, or nobody knows.
-        latents: what else than embeddings it has learnt to read. `weft compose loop` trains it so.
+        latents: what else than embeddings it has learnt to read. `weft compose loop`, `think` and
+            `denoise` train it so.
     """
 
     format: int = FORMAT
@@ -173,6 +174,18 @@ def require_weights(member: Member, found: Digest, folder: Path) -> None:
         raise ConfigError(
             f"{folder / MEMBER} tells of the weights {short(member.weights)}, and beside it are {short(found)}: one of "
             f"them was altered. Copy the member's folder again. If it is another model now, remove {MEMBER}."
+        )
+
+
+def require_causal(member: Member) -> None:
+    """
+    Raises:
+        ConfigError: a member sees all of a text, so it tells no next token.
+    """
+    if member.latents == "denoise":
+        raise ConfigError(
+            f"{member.name} sees all of a text and tells what is masked in it: it writes no next token. Put a causal "
+            f"member on it: weft compose align {member.name} MEMBER --data TEXT --name NEW"
         )
 
 

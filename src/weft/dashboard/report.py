@@ -497,6 +497,8 @@ def _to_be_named(shared: RunConfig, file: RunFile) -> str:
     beside = f" Put beside it {' and '.join(exported)}, as weft export writes them." if exported else ""
     if isinstance(file.model, SpaceModel):
         beside += f" {SPACE} is what weft compose space writes."
+        if file.model.member is not None:
+            beside += f" {MODEL} is the member that its layers began as, and not what they have become."
     elif shared.base is not UNSET:
         beside += f" {MODEL} is the folder that the adapter was trained beside, and not what it has become."
     if isinstance(file.adapter, FolderAdapter):

@@ -13,7 +13,9 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from jaxtyping import Float32
 from msgspec import UNSET
+from torch import Tensor
 
 from weft.clock import Clock
 from weft.data.store import DataIndex
@@ -23,7 +25,9 @@ from weft.events import Emit
 from weft.ids import Digest, PeerId, short
 from weft.launch.code import recall
 from weft.model.came_with import MAX_BLOB_NBYTES, decode
-from weft.model.flat import cut
+from weft.model.config import ModelConfig, plain
+from weft.model.flat import base_layout, cut, ends_within, layers_within, layout
+from weft.model.sections import Section, whole
 from weft.model.weights import read_folder
 from weft.net.multi_source import Blob, everybody, pull, small_from
 from weft.net.node import Node
@@ -138,20 +142,41 @@ def take_model(run: Genesis, folder: Path, home: Home) -> None:
             "seed. Leave it out."
         )
     runs = by_section(run)
-    wanted = [each.initial if each.base is UNSET else each.base for each in runs]
+    wanted = [due for each in runs for due in _first(each)]
     if all(home.blobs.open(each) is not None for each in wanted):
         return
     config, vector = read_folder(folder)
-    for each, due in zip(runs, wanted, strict=True):
+    if run.model.has_frozen_ends and layout(config) != layout(plain(run.model)):
+        raise ConfigError(f"--model {folder}: its layers are of another shape than the run's. Leave it out.")
+    for each in runs:
         section = each.section if isinstance(each, StagedConfig) else None
-        part = vector if section is None else cut(config, vector, section)
-        data = raw(part) if each.base is UNSET else codec_of_base(each).encode(part)
-        if (found := digest(data)) != due:
-            raise ConfigError(
-                f"--model {folder}: its weights are not those that the run began with ({short(found)}, and "
-                f"{short(Digest(due))} is due). Leave it out, and members send them."
-            )
-        home.blobs.put(data)
+        for due, data in zip(_first(each), _of_folder(each, config, vector, section), strict=True):
+            if (found := digest(data)) != due:
+                raise ConfigError(
+                    f"--model {folder}: its weights are not those that the run began with ({short(found)}, and "
+                    f"{short(due)} is due). Leave it out, and members send them."
+                )
+            home.blobs.put(data)
+
+
+def _first(run: RunConfig) -> list[Digest]:
+    """Return what of a run's first weights a folder has: of an adapter, what that goes beside."""
+    base = [] if run.base is UNSET else [Digest(run.base)]
+    return base if run.model.adapter is not UNSET else [Digest(run.initial), *base]
+
+
+def _of_folder(
+    run: RunConfig, config: ModelConfig, vector: Float32[Tensor, " all"], section: Section | None
+) -> Iterator[Buffer]:
+    """Yield the same as bytes, of a folder's model."""
+    if run.model.has_frozen_ends:
+        layers, ends = layers_within(run.model, vector), ends_within(run.model, vector)
+        here = section or whole(run.model)
+        yield raw(cut(run.model, layers, here))
+        yield codec_of_base(run).encode(cut(run.model, ends, here, base_layout))
+        return
+    part = vector if section is None else cut(config, vector, section)
+    yield raw(part) if run.base is UNSET else codec_of_base(run).encode(part)
 
 
 async def fetch_initial(node: Node, peers: Sequence[PeerId], run: Genesis, home: Home) -> None:

@@ -197,8 +197,8 @@ def begins_elsewhere(run: Genesis, wanted: Genesis) -> bool:
     has_weights = isinstance(wanted, RunConfig) and not wanted.is_seeded and wanted.initial != run.initial
     if isinstance(run, RunConfig) and isinstance(wanted, RunConfig) and UNSET not in (run.base, wanted.base):
         # An adapter's first weights follow from its shape and the seed as well.
-        is_alike = (run.model, run.seed) == (wanted.model, wanted.seed)
-        has_weights = run.base != wanted.base or (is_alike and has_weights)
+        is_told = wanted.model.has_frozen_ends or (run.model, run.seed) == (wanted.model, wanted.seed)
+        has_weights = run.base != wanted.base or (is_told and has_weights)
     return has_weights or wanted.predecessor not in (None, run.predecessor)
 
 

@@ -337,6 +337,31 @@ def plain_vector(
     return found
 
 
+def layers_within(config: ModelConfig, whole: Float[Tensor, " all"]) -> Float[Tensor, " num"]:
+    """Return the layers of a plain model's vector: what a model between the ends of a space trains. A copy.
+
+    Args:
+        config: of the model between the ends.
+    """
+    assert config.has_frozen_ends is True
+    return _picked(plain(config), whole, layout(config))
+
+
+def ends_within(config: ModelConfig, whole: Float[Tensor, " all"]) -> Float[Tensor, " ends"]:
+    """Return the ends of a plain model's vector: what of it a space has. A copy.
+
+    Args:
+        config: as of `layers_within`.
+    """
+    assert config.has_frozen_ends is True
+    return _picked(plain(config), whole, base_layout(config))
+
+
+def _picked(config: ModelConfig, whole: Float[Tensor, " all"], wanted: Layout) -> Float[Tensor, " part"]:
+    at = {span.name: span for span in layout(config)}
+    return torch.cat([whole[at[span.name].offset : at[span.name].stop] for span in wanted])
+
+
 def layout_of(model: SectionModule) -> Layout:
     return layout(model.config, model.section)
 

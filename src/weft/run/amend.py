@@ -230,6 +230,8 @@ def corpus_like(run: RunConfig) -> CorpusConfig:
 
 def _model_of(run: RunConfig) -> ShapedModel | SpaceModel | FolderModel:
     model, num_tokens, seq_len = run.model, run.data.vocab_size, run.train.seq_len
+    if model.has_frozen_ends and not run.is_seeded:
+        return SpaceModel(path=SPACE, member=MODEL)
     if not run.is_seeded:
         return FolderModel(path=MODEL)
     if model.has_frozen_ends:
@@ -281,7 +283,7 @@ def without_places(file: RunFile) -> tuple[RunFile, tuple[str, ...]]:
         return name
 
     for section in (tree["data"]["source"], tree["model"], tree["tokenizer"], tree["adapter"] or {}):
-        for field in ("path", "heldout_path", "template"):
+        for field in ("path", "member", "heldout_path", "template"):
             if section.get(field):
                 section[field] = named(section[field])
         if "paths" in section:

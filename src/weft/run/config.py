@@ -131,15 +131,31 @@ class ShapedModel(Config, frozen=True, kw_only=True, tag_field="type", tag="shap
 
 
 class SpaceModel(Config, frozen=True, kw_only=True, tag_field="type", tag="space"):
-    """Layers between the ends of a space, which stay as they are: `weft compose space` makes one."""
+    """Layers between the ends of a space, which stay as they are: `weft compose space` makes one.
+
+    They are made from the seed, or begin as those of a member are, which says their shape, too.
+    """
 
     path: str  # of the space's folder, relative to the run file
-    num_layers: int
-    num_heads: int
+    member: str | None = None  # of this space: its name in the maker's home, or its folder, relative to the run file
+    num_layers: int | None = None
+    num_heads: int | None = None
     num_kv_heads: int | None = None
-    ffn_width: int
-    has_qk_norm: bool = False
-    has_qkv_bias: bool = False
+    ffn_width: int | None = None
+    has_qk_norm: bool | None = None
+    has_qkv_bias: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.member is None and (lacking := self.unsaid):
+            raise ConfigError(
+                f"model: {', '.join(lacking)}: required where layers are made from the seed. Give them, or member, "
+                "whose layers they begin as."
+            )
+
+    @property
+    def unsaid(self) -> list[str]:
+        """Return what is not said of the shape and does not follow from the rest."""
+        return [name for name in ("num_layers", "num_heads", "ffn_width") if getattr(self, name) is None]
 
 
 class RunFile(Config, frozen=True, kw_only=True):

@@ -31,7 +31,9 @@ from weft.chat.template import TemplateFault, template_of
 from weft.clock import SystemClock
 from weft.codec.codec import Codec
 from weft.codec.dense import Bf16, Fp32
-from weft.compose.space import read_space
+from weft.compose.member import MEMBER, read_member, require_weights
+from weft.compose.registry import Registry
+from weft.compose.space import Space, numbers_digest, read_space
 from weft.config import alike
 from weft.data import tokenizer as tokenizers
 from weft.data.batch import check_windows
@@ -53,7 +55,7 @@ from weft.events import Emit, Notice
 from weft.ids import Digest, several, short
 from weft.model.came_with import decode, read, tokenizer_folder, with_template
 from weft.model.config import AdapterConfig, ModelConfig, check_size, has_base, named
-from weft.model.flat import base_layout, cut
+from weft.model.flat import base_layout, cut, ends_within, layers_within
 from weft.model.initial import initial_vector
 from weft.model.peft import check_base, read_adapter, read_adapter_config
 from weft.model.sections import num_section_base, num_section_parameters, pieces, sections, whole
@@ -120,18 +122,18 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
     """
     limit = PeerConfig().max_parameters if max_parameters is None else max_parameters
     tokenizer = make_tokenizer(run_file.tokenizer, run_file.data, base)
-    model = resolve(run_file, tokenizer, base)
+    model = resolve(run_file, tokenizer, base, home.root)
     check_size(_num_held(model, run_file.stages), limit)
     check_host(_num_held(model, run_file.stages))
     store = home.private if run_file.is_private else home.shards
-    came_with = _came_with(run_file, tokenizer, model, base, emit)
+    came_with = _came_with(run_file, tokenizer, model, base, home, emit)
     index = _pack(store, run_file, tokenizer, came_with, base, emit)
-    learnt = _learnt(run_file, base, emit)
+    learnt = _learnt(run_file, model, base, home, emit)
     initials = tuple(_put_initials(run_file, model, learnt, home))
     resolved: dict[str, Any] = {
         "model": model,
         "initial": initials[0],
-        "is_seeded": not isinstance(run_file.model, FolderModel),
+        "is_seeded": learnt is None,
         "data": _without_shards(index) if run_file.is_private else index,
         "method": spell_out(run_file.method, run_file.peers),
         "stewards": tuple(sorted(set(run_file.stewards))),
@@ -141,7 +143,7 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
     }
     bases: tuple[Digest, ...] = ()
     if has_base(model):
-        frozen = ends_of(run_file, model, base) if learnt is None else learnt.model
+        frozen = learnt.model if learnt is not None and not model.has_frozen_ends else ends_of(run_file, model, base)
         bases, nbytes = _put_bases(model, frozen, run_file.stages, home)
         resolved |= {"base": bases[0], "base_nbytes": nbytes}
     config = RunConfig(**alike(RunConfig, run_file) | resolved)
@@ -330,11 +332,12 @@ def drawn_adapter(config: Genesis) -> Float32[Tensor, " num"] | None:
 # --- sealing ---
 
 
-def resolve(run_file: RunFile, tokenizer: Tokenizer, base: Path) -> ModelConfig:
+def resolve(run_file: RunFile, tokenizer: Tokenizer, base: Path, home: Path | None = None) -> ModelConfig:
     """Return the model that `run_file` describes, for that tokenizer.
 
     Args:
         base: the folder that relative paths start from.
+        home: where members lie by name; None: none do, and of one that is no folder the shape has to be said.
 
     Raises:
         ConfigError: no such model, or one that contradicts itself.
@@ -365,6 +368,8 @@ def resolve(run_file: RunFile, tokenizer: Tokenizer, base: Path) -> ModelConfig:
                     f'tokenizer = {{type = "json", path = "{path}"}}, or leave the tokenizer out where the space has '
                     "bytes."
                 )
+            if shaped.member is not None and (folder := backbone(shaped, base, home)) is not None:
+                return _as_the_members(shaped, folder)
             return of_space(shaped, space.vocab_size, space.width, space.norm_eps, run_file.train.seq_len)
         case _:
             assert_never(run_file.model)
@@ -386,8 +391,10 @@ def _with_adapter(run_file: RunFile, model: ModelConfig, base: Path) -> ModelCon
             assert_never(run_file.adapter)
 
 
-def _came_with(run_file: RunFile, tokenizer: Tokenizer, model: ModelConfig, base: Path, emit: Emit) -> bytes:
-    folder = base / run_file.model.path if isinstance(run_file.model, FolderModel) else None
+def _came_with(
+    run_file: RunFile, tokenizer: Tokenizer, model: ModelConfig, base: Path, home: Home, emit: Emit
+) -> bytes:
+    folder = _begins_as(run_file, base, home)
     own = base / run_file.tokenizer.path if isinstance(run_file.tokenizer, JsonConfig) else None
     settings = tokenizer_folder(own, folder, tokenizer.to_json()) if own or folder else None
     found = read(folder, settings, model.vocab_size, lambda text: emit(Notice(text=text)))
@@ -417,8 +424,49 @@ def of_space(shaped: SpaceModel, vocab_size: int, width: int, norm_eps: float, s
     Raises:
         ConfigError: it contradicts itself.
     """
-    shape = ShapedModel(**alike(ShapedModel, shaped) | {"width": width, "is_tied": False})
+    said = {name: each for name, each in alike(ShapedModel, shaped).items() if each is not None}
+    shape = ShapedModel(**said | {"width": width, "is_tied": False})
     return replace(of_shape(shape, vocab_size, seq_len), norm_eps=norm_eps, has_frozen_ends=True)
+
+
+def backbone(shaped: SpaceModel, base: Path, home: Path | None) -> Path | None:
+    """Return the folder of the member that layers begin as; None: it is not here, and its shape is said.
+
+    Args:
+        base, home: as of `resolve`.
+
+    Raises:
+        NoSuchRun: it is neither a folder nor a member of the home.
+        ConfigError: nobody said where members lie, and its shape is not said.
+    """
+    assert shaped.member is not None
+    if (base / shaped.member / "config.json").exists():
+        return base / shaped.member
+    if home is not None:
+        return Registry(home).find(shaped.member)
+    if shaped.unsaid:
+        raise ConfigError(
+            f"model.member: {base / shaped.member} is no folder, and here members are not found by name. Name the "
+            f"member's folder, or say its shape: {', '.join(shaped.unsaid)}."
+        )
+    return None
+
+
+def _as_the_members(shaped: SpaceModel, folder: Path) -> ModelConfig:
+    """Return the model whose layers begin as those of a member.
+
+    Raises:
+        ConfigError: what is said of its shape is not the member's.
+    """
+    found = read_config(folder)
+    for name in ("num_layers", "num_heads", "num_kv_heads", "ffn_width", "has_qk_norm", "has_qkv_bias"):
+        said, has = getattr(shaped, name), getattr(found, name)
+        if said is not None and said != has:
+            raise ConfigError(
+                f"model.{name} is {said}, and the member {shaped.member} has {has}. Layers begin as the member's are: "
+                "leave it out, or leave member out."
+            )
+    return replace(found, has_frozen_ends=True)
 
 
 def _pack(
@@ -512,21 +560,56 @@ def _without_shards(index: DataIndex) -> DataIndex:
 class _Learnt:
     """What a run begins with of folders."""
 
-    model: Float32[Tensor, " all"]
+    model: Float32[Tensor, " all"]  # between the ends of a space: the layers
     adapter: Float32[Tensor, " num"] | None  # None: it begins as nothing, or there is none
 
 
-def _learnt(run_file: RunFile, base: Path, emit: Emit) -> _Learnt | None:
-    if not isinstance(run_file.model, FolderModel):
+def _begins_as(run_file: RunFile, base: Path, home: Home) -> Path | None:
+    """Return the folder of the model that a run begins with; None: it is made from the seed."""
+    match run_file.model:
+        case FolderModel(path=path):
+            return base / path
+        case SpaceModel(member=str()) as shaped:
+            return backbone(shaped, base, home.root)
+        case _:
+            return None
+
+
+def _learnt(run_file: RunFile, model: ModelConfig, base: Path, home: Home, emit: Emit) -> _Learnt | None:
+    if (begins_as := _begins_as(run_file, base, home)) is None:
         return None
-    model, vector = read_folder(base / run_file.model.path)
+    if isinstance(run_file.model, SpaceModel):
+        return _Learnt(_layers_of(run_file.model, model, begins_as, base), None)
+    model, vector = read_folder(begins_as)
     if not isinstance(run_file.adapter, FolderAdapter):
         return _Learnt(vector, None)
     folder = base / run_file.adapter.path
     adapter = read_adapter(folder, model)[1]
-    if text := check_base(folder, base / run_file.model.path, digest_of_base(vector)):
+    if text := check_base(folder, begins_as, digest_of_base(vector)):
         emit(Notice(text=text))
     return _Learnt(vector, adapter)
+
+
+def _layers_of(shaped: SpaceModel, config: ModelConfig, folder: Path, base: Path) -> Float32[Tensor, " num"]:
+    """Return the layers that a run begins with, of a member's folder.
+
+    Raises:
+        ConfigError: it is of another space, or its weights are not those that it tells of.
+    """
+    vector, space = read_folder(folder)[1], read_space(base / shaped.path)
+    if (folder / MEMBER).exists():
+        require_weights(read_member(folder), numbers_digest(vector), folder)
+    if config.norm_eps != space.norm_eps or not _has_ends(config, vector, space):
+        raise ConfigError(
+            f"model.member: {shaped.member} is of another space than {shaped.path}: its embedding, norm or head is "
+            "another. Name a member of this space, or the space of that member."
+        )
+    return layers_within(config, vector)
+
+
+def _has_ends(config: ModelConfig, vector: Float32[Tensor, " all"], space: Space) -> bool:
+    fits = (config.vocab_size, config.width) == (space.vocab_size, space.width)
+    return fits and torch.equal(ends_within(config, vector), space.ends(config))
 
 
 def _codec_for(vector: Float32[Tensor, " all"]) -> Codec:

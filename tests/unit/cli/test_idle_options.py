@@ -301,6 +301,13 @@ TABLE: dict[str, Rows] = {
         "--num": (Refused("compose split f --data x --clusters y --num 3", "--clusters says how many"),),
         "--seed": (Refused("compose split f --data x --clusters y --seed 3", "--clusters says how many"),),
     },
+    "compose think": dict.fromkeys(
+        ("--data", "--name", "--latents", "--stages", "--epochs", "--lr", "--batch-size", "--seed", "--device"), ALWAYS
+    ),
+    "compose denoise": dict.fromkeys(
+        ("--data", "--name", "--masks", "--steps", "--lr", "--batch-size", "--seq-len", "--seed", "--device"), ALWAYS
+    ),
+    "compose below": dict.fromkeys(("--data", "--samples", "--places", "--seq-len", "--device", "--json"), ALWAYS),
     "compose mix": {
         **dict.fromkeys(("--data", "--name", "--how", "--seq-len", "--device"), ALWAYS),
         "--top": (Refused("compose mix a b --data x --name c --how soup --top 1", "a soup is one model"),),

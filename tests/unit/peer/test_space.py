@@ -12,11 +12,13 @@ from weft.compose.space import Space, read_space, write_space
 from weft.data.tokenizer import ByteTokenizer
 from weft.events import Evaluated
 from weft.model.config import ModelConfig, named, plain
-from weft.model.flat import assemble, layout
+from weft.model.flat import assemble, layout, plain_vector
 from weft.model.initial import initial_vector
+from weft.model.weights import read_folder
 from weft.peer.state.checkpoint import load_model
 from weft.run.config import SpaceModel
 from weft.run.frozen import base_of
+from weft.run.genesis import initial
 
 WIDTH = 32
 
@@ -56,3 +58,37 @@ async def test_two_peers_train_in_a_space_whose_ends_stay_as_they_were(tmp_path:
         ends = read_space(tmp_path / "space")
         assert torch.equal(alone.embed.weight, ends.embed)
         assert torch.equal(alone.head_weight, ends.head)
+
+
+@pytest.mark.full
+async def test_peers_begin_with_the_layers_of_a_member_whoever_has_it(tmp_path: Path) -> None:
+    space = written(tmp_path / "space")
+    alone = Crew(
+        tmp_path,
+        num_peers=1,
+        num_rounds=8,
+        model=SpaceModel(path="space", num_layers=2, num_heads=2, ffn_width=48),
+        train={"evaluate_every": 1},
+    )
+    async with alone.deadline():
+        backbone = alone.found("backbone")
+        (begun,) = await alone.done(backbone)
+    before = [event.loss for event in backbone.seen(Evaluated)]
+    open_trained(str(begun.checkpoint), backbone.home.root).export(tmp_path / "english")
+
+    model = SpaceModel(path="space", member="english")
+    crew = Crew(tmp_path, num_peers=2, num_rounds=4, model=model, train={"evaluate_every": 1})
+    async with crew.deadline():
+        members = [crew.found("a", wait_for=2), crew.join("b")]
+        outcomes = await crew.done(*members)
+    losses = [event.loss for event in members[0].seen(Evaluated)]
+    assert losses[0] == pytest.approx(before[-1], abs=1e-6)
+    assert losses[-1] < losses[0]
+    for member, outcome in zip(members, outcomes, strict=True):
+        run, _, _ = load_model(outcome.checkpoint)
+        frozen, first = base_of(run, member.home), initial(run, member.home)
+        assert frozen is not None
+        assert first is not None, "who joins was sent what the run begins with"
+        assert Space.between(run.model, frozen, run.data.tokenizer).digest == space.digest
+        _, whole = read_folder(tmp_path / "english")
+        assert plain_vector(run.model, frozen, first).equal(whole)

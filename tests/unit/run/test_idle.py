@@ -76,7 +76,7 @@ FIELDS: dict[str, tuple[str, dict[str, tuple[Idle | Refused, ...]]]] = {
     "NewAdapter": ("rank alpha targets is_rank_stabilized dropout", {}),
     "FolderAdapter": ("path", {}),
     "ShapedModel": ("num_layers num_heads num_kv_heads width ffn_width has_qk_norm has_qkv_bias is_tied", {}),
-    "SpaceModel": ("path num_layers num_heads num_kv_heads ffn_width has_qk_norm has_qkv_bias", {}),
+    "SpaceModel": ("path member num_layers num_heads num_kv_heads ffn_width has_qk_norm has_qkv_bias", {}),
     "CorpusConfig": (
         "source",
         {"heldout_fraction": (Idle(BIN, "data.heldout_fraction", 0.1, "has all held-out text"),)},

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.compose import evaluate, experts, leave, loop, merge, paths, reshard, stacks
+from weft.cli.compose import alone, evaluate, experts, leave, merge, paths, reshard, stacks
 from weft.cli.compose.described import described, heldout, own_space
 from weft.cli.compose.parts import AsJson
 from weft.cli.home import find_checkpoint, home_of
@@ -44,7 +44,10 @@ def make_app() -> typer.Typer:
     app.command("select")(stacks.select)
     app.command("plan")(stacks.plan)
     app.command("align")(stacks.align)
-    app.command("loop")(loop.loop)
+    app.command("loop")(alone.loop)
+    app.command("think")(alone.think)
+    app.command("denoise")(alone.denoise)
+    app.command("below")(alone.below)
     app.command("split")(experts.split)
     app.command("mix")(experts.mix)
     app.command("merge")(merge.merge)

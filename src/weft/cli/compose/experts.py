@@ -77,7 +77,7 @@ def mix(
     device: Device = "auto",
 ) -> None:
     """Let members answer together, by text that tells how likely each is; or average them."""
-    from weft.compose.member import require_name, require_one_parent
+    from weft.compose.member import require_causal, require_name, require_one_parent
 
     if how is not Mixing.distance:
         refuse_idle(context, "only --how distance looks at what texts are about", "clusters")
@@ -87,6 +87,8 @@ def mix(
         refuse_idle(context, "a soup is one model", "top")
     home, there = home_of(context), known(context, members)
     told = [each.member for each in there]
+    for each in told:
+        require_causal(each)
     if top > len(there):
         raise ConfigError(f"--top {top} of {len(there)} members. Choose fewer.")
     if how is Mixing.soup:
@@ -251,3 +253,4 @@ def _soup(home: Path, there: Sequence[Known], name: str, data: Sequence[str], se
     tell(said + (f"; with {', '.join(left)} it was worse" if left else ""))
     for each in there:
         tell(f"{each.member.name} alone: {loss(opened[each.member.name].vector, test):.3f}")
+    tell(f"what it is worth beside its controls: weft compose evaluate {name} --data TEXT --monolith MEMBER")

@@ -33,7 +33,7 @@ def opened_of(there: Known, home: Path, device: str) -> Opened:
     from weft.cli.model.trained import open_trained, place
     from weft.compose.composed import parts_of
 
-    trained = open_trained(str(there.folder), home)
+    trained = open_trained(str(there.folder), home, may_denoise=True)
     space, body = parts_of(trained.config, trained.vector.to(place(device)), there.member)
     return Opened(there, trained, space, body)
 
@@ -46,7 +46,7 @@ class Part:
     base: Opened
     body: "SectionModule"
     origin: "Origin"
-    latents: "Latents | None" = None  # that it has learnt to read here; None: nothing new
+    latents: "Latents | None" = None  # that it has learnt to read here; None: nothing new, each place sees those before
 
     def write(self, folder: Path, space: "Space") -> None:
         from msgspec import structs
@@ -59,7 +59,8 @@ class Part:
         config, vector = whole(Stack(space, (self.body,)))
         before, trained = self.base.known.member, replace(self.base.trained, config=config, vector=vector.cpu())
         member = before.trained_on(self.name, config, digest(raw(trained.vector)), self.origin)
-        member = structs.replace(member, latents=self.latents or member.latents)
+        kept: Latents = "none" if member.latents == "denoise" else member.latents
+        member = structs.replace(member, latents=self.latents or kept)
         write_member(folder / self.name, member, trained.export)
 
 

@@ -152,7 +152,7 @@ def reader(home: Path, device: str) -> "Callable[[Path], tuple[ModelConfig, Tens
     from weft.cli.model.trained import open_trained, place
 
     def read(folder: Path) -> "tuple[ModelConfig, Tensor]":
-        trained = open_trained(str(folder), home)
+        trained = open_trained(str(folder), home, may_denoise=True)
         return trained.config, trained.vector.to(place(device))
 
     return read

@@ -83,6 +83,9 @@ def align(
     """Put members one on the other, train them, and train their controls. What was stopped goes on by the same line."""
     home, seams = home_of(context), asked.seams(context, len(members))
     there, folder = _stackable(context, members), new_place(context, name)
+    for each in there:
+        if each.member.latents == "denoise":
+            tell(f"{each.member.name} has seen all of a text. Here, in whatever is trained, no place sees a later one")
     say_loading()
     from weft.compose.composed import begun
     from weft.compose.descent import windows
@@ -119,9 +122,15 @@ def select(
     as_json: AsJson = False,
 ) -> None:
     """Show how every two members go on each other, and the best stacks of them. Nothing is trained."""
+    from weft.compose.member import require_causal
+
     home, there = home_of(context), _stackable(context, members)
+    for one in there:
+        require_causal(one.member)
     say_loading()
+    from weft.compose.controls import ensemble
     from weft.compose.stacks.select import matrix, search
+    from weft.compose.stacks.stack import Stack
 
     opened = [opened_of(each, home, device) for each in there]
     length = seq_len_of([each.member for each in there], seq_len)
@@ -130,6 +139,8 @@ def select(
     dev, test = halves(text, space.embed.device)
     pairs = matrix(space, bodies, dev)
     found = search(space, bodies, (dev, test), min(depth, len(bodies)), beam)
+    models = {name: Stack(space, (each,)).logits for name, each in bodies.items()}
+    together = [float(ensemble([models[name] for name in each.order], test).mean()) for each in found]
     if as_json:
         told = {
             "alone": dict(pairs.alone),
@@ -138,8 +149,14 @@ def select(
                 for (lower, upper), pair in pairs.pairs.items()
             ],
             "stacks": [
-                {"members": each.order, "scales": each.alphas, "dev": each.dev, "test": float(each.test.mean())}
-                for each in found
+                {
+                    "members": each.order,
+                    "scales": each.alphas,
+                    "dev": each.dev,
+                    "test": float(each.test.mean()),
+                    "ensemble": ensemble_loss,
+                }
+                for each, ensemble_loss in zip(found, together, strict=True)
             ],
         }
         typer.echo(json.dumps(told))
@@ -150,9 +167,10 @@ def select(
     for (lower, upper), pair in pairs.pairs.items():
         line = f"{upper:{width}} on    {lower:{width}}  {pair.loss:.3f}, adds {pair.contribution:+.3f}"
         typer.echo(f"{line}, at scale {pair.alpha:g}")
-    for each in found:
+    for each, ensemble_loss in zip(found, together, strict=True):
         scales = f", at scale {', '.join(f'{alpha:g}' for alpha in each.alphas)}" if each.alphas else ""
-        typer.echo(f"{' > '.join(each.order)}: {float(each.test.mean()):.3f} on other text{scales}")
+        beside = f"; asked together, alike: {ensemble_loss:.3f}" if each.alphas else ""
+        typer.echo(f"{' > '.join(each.order)}: {float(each.test.mean()):.3f} on other text{scales}{beside}")
     tell(
         "scale: how large what goes in is, by an embedding. Beside something large what the upper member adds is small."
     )
@@ -202,9 +220,11 @@ def export(
 
 def _stackable(context: typer.Context, given: Sequence[str]) -> list[Known]:
     from weft.compose.composed import require_one_space
+    from weft.compose.member import require_causal
 
     found = known(context, given)
     require_one_space([each.member for each in found])
+    require_causal(found[-1].member)
     for each in found:
         if each.member.model.first_windowed is not UNSET:
             raise ConfigError(
@@ -244,10 +264,11 @@ def _shape(member: "Member") -> "Space":
 def _planned(work: "Work", told: "Sequence[Member]", ways: Sequence[str]) -> list[str]:
     from msgspec import structs
 
+    from weft.compose.member import flops_together
     from weft.cost.training import flops_per_token
     from weft.training.device import decoder
 
-    plans, apart = work.plans(), [each.flops for each in told]
+    plans, apart = work.plans(), flops_together(told)
     received, latents = max(each.received_nbytes for each in plans), sum(each.latents_nbytes for each in plans)
     lines = [
         f"{' > '.join(each.name for each in told)}, {', then '.join(ways)}: {several(len(plans), 'training')} of "
@@ -260,13 +281,13 @@ def _planned(work: "Work", told: "Sequence[Member]", ways: Sequence[str]) -> lis
         f"member, trained on ({several(work.continued(0).training.steps, 'step')} if it is {told[0].name})",
         *(f"{f'by {how}':10} {work.flops_of(work.grown(how)):.3g} operations more" for how in work.growth),
     ]
-    if not all(apart):
+    if apart is None:
         return [*lines, "monolith   what the members took is not known, so neither is how long to train one model"]
     config = structs.replace(told[0].model, num_layers=sum(each.model.num_layers for each in told))
-    tokens = int((sum(apart) + work.flops) / flops_per_token(decoder(config), work.seq_len))
+    tokens = int((apart + work.flops) / flops_per_token(decoder(config), work.seq_len))
     return [
         *lines,
-        f"monolith   one model with as much computing as members and stack, {sum(apart) + work.flops:.3g}: a run with "
+        f"monolith   one model with as much computing as members and stack, {apart + work.flops:.3g}: a run with "
         f"[model] num_layers = {config.num_layers} and [train] tokens = {tokens}, then `weft compose member`",
     ]
 

@@ -17,7 +17,7 @@ from weft.chat.packing import noon
 from weft.cli.home import CHECKPOINT_FILE, find_checkpoint, trained_at
 from weft.cli.settings import check_option
 from weft.clock import SystemClock
-from weft.compose.member import MEMBER, read_member, require_weights
+from weft.compose.member import MEMBER, read_member, require_causal, require_weights
 from weft.config import from_tree
 from weft.dashboard import figures
 from weft.data.corpus import USUAL_DATE
@@ -151,19 +151,26 @@ def place(device: str) -> torch.device:
     return choose(settings).torch
 
 
-def open_trained(given: str, home: Path) -> Trained:
+def open_trained(given: str, home: Path, *, may_denoise: bool = False) -> Trained:
     """Return the model that `given` means (`home.find_checkpoint`), every byte checked.
+
+    Args:
+        may_denoise: whether it may be a member that sees all of a text.
 
     Raises:
         NoSuchRun: none; CheckpointError: half-written or altered.
-        ConfigError, DataError: a Hugging Face folder that weft cannot use, or a member whose weights are others.
+        ConfigError, DataError: a Hugging Face folder that weft cannot use, or a member whose weights are others, or
+            that tells no next token.
     """
     folder = find_checkpoint(given, home)
     if not (folder / CHECKPOINT_FILE).exists():
         check_size(num_parameters(read_config(folder)), PeerConfig().max_parameters)
         config, vector = read_folder(folder)
         if (folder / MEMBER).exists():
-            require_weights(read_member(folder), digest(raw(vector)), folder)
+            member = read_member(folder)
+            require_weights(member, digest(raw(vector)), folder)
+            if not may_denoise:
+                require_causal(member)
         own = own_tokenizer(folder, config.vocab_size)
         return Trained(folder, config, vector, own, None, came_with=beside(folder, config.vocab_size))
     run, blob, vector = load_model(folder)

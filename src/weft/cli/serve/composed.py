@@ -65,7 +65,7 @@ def _stack(folder: Path, told: "Stacked", name: str, here: Here, home: Path) -> 
     members: list[Trained] = []
 
     def read(at: Path) -> "tuple[ModelConfig, Tensor]":
-        members.append(open_trained(str(at), home))
+        members.append(open_trained(str(at), home, may_denoise=True))  # in a stack no place sees a later one
         return members[-1].config, members[-1].vector
 
     stack = read_stack(folder, told.stack, read)

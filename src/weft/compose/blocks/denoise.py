@@ -252,3 +252,17 @@ def _through(
         given = normed(x, space.norm_eps) if number else x
         x = see_all(body, given, num_seen) if sees_all else body(given)
     return x
+
+
+def next_by_mask(
+    space: Space, body: SectionModule, tokens: Int64[Tensor, " tokens"], places: Int64[Tensor, " places"]
+) -> Float32[Tensor, "places vocab"]:
+    """Return the logits of the token after each of `places` by a body that sees all: those up to there, then a mask.
+
+    Args:
+        places: before the last token.
+    """
+    rows = space.begin(tokens).expand(len(places), -1, -1).clone()
+    here = torch.arange(len(places), device=rows.device)
+    rows[here, places + 1] = mask_row(space)
+    return space.logits(see_all(body, rows, places + 2)[here, places + 1])

@@ -11,14 +11,10 @@ Both have the targets of their batch, and what is looped is detached: gradients 
 Positions are drawn with a probability that rises from p0 to p1; where the first pass is to be unsure of them, only
 among those.
 
-`Curriculum` is COCONUT as published: stage after stage more steps of a chain of thought are left out, and latent
-positions stand there in their place, each filled by a pass of its own, through which gradients flow.
-
-COCONUT: Hao et al., 2412.06769, section 3. For all positions at once: snimu, COCONUT-parallel pretraining, 2025.
+COCONUT for all positions at once: snimu, COCONUT-parallel pretraining, 2025. As published: `stacks.thoughts`.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 import torch
@@ -33,7 +29,6 @@ from weft.compose.stacks.body import require_fit, unattached
 from weft.compose.stacks.stack import Stack
 from weft.config import Config
 from weft.data.rows import UNTRAINED, Batch
-from weft.errors import ConfigError
 from weft.model.config import ModelConfig
 from weft.model.flat import over
 from weft.model.transformer import SectionModule
@@ -206,87 +201,3 @@ def entropy(logits: Float32[Tensor, "*dims vocab"]) -> Float32[Tensor, "*dims"]:
     """Return the entropy of each prediction, in nats."""
     logs = logits.log_softmax(-1)
     return -(logs.exp() * logs).sum(-1)
-
-
-# --- COCONUT as published ---
-
-
-class Curriculum(Config, frozen=True, kw_only=True):
-    """In stage s the first s steps of each chain of thought are left out, and s c latent positions stand there."""
-
-    latents_per_step: Annotated[int, msgspec.Meta(ge=1, le=64, description="c")] = 2
-    epochs_per_stage: Annotated[int, msgspec.Meta(ge=1, le=10**4)] = 3
-    num_stages: Annotated[int, msgspec.Meta(ge=1, le=64, description="with latents; after them one without steps")] = 3
-    is_padded: bool = True
-    """In the stage after them: as many latent positions as in the last; else no more than the text had steps."""
-
-    def stage(self, epoch: int) -> int:
-        """Return the stage of an epoch; each begins with a new optimizer. In stage 0 nothing is left out."""
-        return min(epoch // self.epochs_per_stage, self.num_stages + 1)
-
-    def left_out(self, stage: int, num_steps: int) -> tuple[int, int]:
-        """Return how many steps of a text are left out, and how many latent positions stand there."""
-        if stage <= self.num_stages:
-            return min(stage, num_steps), stage * self.latents_per_step
-        stages = self.num_stages if self.is_padded else min(num_steps, self.num_stages)
-        return num_steps, stages * self.latents_per_step
-
-
-class Thought(NamedTuple):
-    """A text with a chain of thought, as tokens."""
-
-    question: Sequence[int]
-    steps: Sequence[Sequence[int]]
-    answer: Sequence[int]
-
-
-class Marks(NamedTuple):
-    """Tokens around the latent positions, and the one that fills them until a latent does."""
-
-    begin: int
-    end: int
-    filler: int
-
-
-class Staged(NamedTuple):
-    """A text of a stage: tokens, which positions are latent, and targets: -100 but for steps and answer."""
-
-    tokens: list[int]
-    is_latent: list[bool]
-    targets: list[int]
-
-
-def staged(curriculum: Curriculum, thought: Thought, stage: int, marks: Marks) -> Staged:
-    """Return what a text is in a stage; the targets are one position ahead of the tokens."""
-    skipped, num = curriculum.left_out(stage, len(thought.steps))
-    said = [token for step in thought.steps[skipped:] for token in step] + list(thought.answer)
-    before = [*thought.question, marks.begin, *[marks.filler] * num, marks.end]
-    tokens = before + said
-    first = len(thought.question) + 1
-    is_latent = [first <= place < first + num for place in range(len(tokens))]
-    targets = [UNTRAINED] * (len(before) - 1) + said + [UNTRAINED]
-    return Staged(tokens, is_latent, targets)
-
-
-def thinking(
-    space: Space, body: SectionModule, tokens: Int64[Tensor, "batch tokens"], is_latent: Bool[Tensor, "batch tokens"]
-) -> Float[Tensor, "batch tokens width"]:
-    """Return the residual stream over texts whose latent positions hold what came out at the position before.
-
-    As many passes as a text has latent positions, and one: the k-th fills the k-th of each text. Gradients flow through
-    all of them.
-
-    Raises:
-        ConfigError: a text begins with a latent position: nothing came out before it.
-    """
-    if bool(is_latent[:, 0].any()):
-        raise ConfigError("a text begins with a latent position, and nothing came out before it. Let a token begin it.")
-    x, order = space.begin(tokens), is_latent.cumsum(1)
-    for number in range(1, int(order.max()) + 1):
-        here = is_latent & (order == number)
-        stop = int(here.any(0).nonzero().max())  # all that this pass has to read lies before it
-        made = normed(body(x[:, :stop]), space.norm_eps)
-        filled = torch.where(here[:, 1 : stop + 1, None], made, x[:, 1 : stop + 1])
-        x = torch.cat((x[:, :1], filled, x[:, stop + 1 :]), dim=1)
-    left: Tensor = body(x)
-    return left

@@ -117,6 +117,7 @@ def test_a_soup_is_a_member_where_members_began_alike(weft: Weft, home: Path, te
         write(home, name, 1)
     answer = weft("compose", "mix", "a", "b", "--data", text, "--name", "one", "--how", "soup")
     assert answer.code == 0, answer.err
+    assert answer.err.endswith("beside its controls: weft compose evaluate one --data TEXT --monolith MEMBER\n")
     made = read_member(home / "members" / "one")
     assert made.origins[-1].how == "soup"
     taken = [name for name in "ab" if name in answer.err.split("mean of ")[1].split(":")[0].split(", ")]

@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
+from torch.nn.functional import cross_entropy
 
-from unit.cli.compose.made import CONFIG, FLOPS, WORDS, space, write, write_all
+from unit.cli.compose.made import CONFIG, FLOPS, PARENT, WORDS, space, write, write_all
 from unit.cli.small import TEXT, Weft
+from weft.cli.compose.parts import MOST_CHOSEN, halves, samples
 from weft.cli.model.trained import open_trained
 from weft.compose import descent as stacks_descent
 from weft.compose.composed import Stacked, read_composed, read_stack
 from weft.compose.descent import Descent, DescentConfig
 from weft.compose.making import ways_of
-from weft.compose.member import read_member
+from weft.compose.member import MEMBER, Origin, read_member
 from weft.compose.shelf import Shelf
 from weft.compose.stacks.align import AlignConfig, OnewayConfig, StitchConfig
 from weft.compose.stacks.body import fresh
@@ -22,7 +25,8 @@ from weft.compose.stacks.sauce import SauceConfig
 from weft.compose.stacks.stack import Stack, whole
 from weft.dashboard import figures
 from weft.data.rows import Batch
-from weft.model.weights import read_folder
+from weft.model.flat import assemble
+from weft.model.weights import read_folder, write_json
 
 QUICK = "--steps", "3", "--batch-size", "2", "--seq-len", "16"
 
@@ -193,6 +197,30 @@ def test_pairs_and_stacks_are_told(weft: Weft, home: Path, text: Path) -> None:
     assert f"{found['alone']['a']:.3f} nats a token" in people
     best = found["stacks"][0]
     assert f"{' > '.join(best['members'])}: {best['test']:.3f} on other text" in people
+    both = next(each for each in found["stacks"] if len(each["members"]) == 2)
+    assert f"asked together, alike: {both['ensemble']:.3f}" in people
+    _, test = halves(samples(WORDS, [str(text)], 16, MOST_CHOSEN)[0], torch.device("cpu"))
+    likely = torch.stack([-losses_by_token(home, name, test) for name in both["members"]])
+    assert both["ensemble"] == pytest.approx(float(-likely.exp().mean(0).log().mean()), abs=1e-5)
+
+
+def losses_by_token(home: Path, name: str, text: Batch) -> torch.Tensor:
+    logits = assemble(*read_folder(home / "members" / name))(text.tokens)
+    return cross_entropy(logits.double().transpose(1, 2), text.targets, reduction="none")
+
+
+def test_what_members_have_in_common_is_planned_for_once(weft: Weft, home: Path) -> None:
+    members = write_all(home, ["english", "python"])
+    assert f"monolith   one model with as much computing as members and stack, {2 * FLOPS:.3g}" in planned(weft)
+    seed = Origin(how="trained", tokens=1000, flops=FLOPS // 2, made=PARENT)
+    for member in members:
+        own = Origin(how="continued", tokens=1000, flops=FLOPS // 2, made=member.weights)
+        write_json(home / "members" / member.name / MEMBER, replace(member, origins=(seed, own)))
+    assert f"members and stack, {1.5 * FLOPS:.3g}" in planned(weft)
+
+
+def planned(weft: Weft) -> str:
+    return weft("compose", "plan", "english", "python", "--how", "one-way", *QUICK).out
 
 
 @pytest.mark.parametrize(

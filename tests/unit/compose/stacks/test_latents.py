@@ -1,4 +1,4 @@
-"""Latent loops: what stands at a position and what it is asked for; COCONUT against a slow version of its paper."""
+"""Latent loops: what stands at a position and what it is asked for."""
 
 import pytest
 import torch
@@ -7,29 +7,22 @@ from torch.nn.functional import cross_entropy
 
 from unit.compose.stacks.small import CONFIG, SEQ_LEN, TRAINING, VOCAB, batch, draw, member, space, text, vector
 from weft.compose.descent import DescentConfig, State, windows
-from weft.compose.space import Space, normed
+from weft.compose.space import normed
 from weft.compose.stacks.align import head_flops, member_flops
 from weft.compose.stacks.body import body
 from weft.compose.stacks.latents import (
-    Curriculum,
     EntropyConfig,
     LatentConfig,
     LatentDescent,
-    Marks,
-    Thought,
     entropy,
     loop_flops,
     loop_loss,
     looped,
     reads_itself,
     replaceable,
-    staged,
-    thinking,
 )
 from weft.compose.stacks.stack import Stack
 from weft.data.rows import Batch
-from weft.errors import ConfigError
-from weft.model.transformer import SectionModule
 
 EVERYWHERE = torch.ones(4, SEQ_LEN, dtype=torch.bool)
 SAME, PREV = LatentConfig(kind="same"), LatentConfig(kind="prev")
@@ -230,81 +223,3 @@ def first_losses(config: LatentConfig) -> list[float]:
         made.load(State(number, state.tensors))
         found.append(made.step())
     return found
-
-
-# --- COCONUT as published ---
-
-MARKS = Marks(begin=29, end=30, filler=31)
-THOUGHT = Thought(question=(1, 2, 3), steps=((4, 5), (6,), (7, 8, 9)), answer=(10, 11))
-
-
-def test_stage_after_stage_a_step_more_is_left_out() -> None:
-    curriculum = Curriculum(latents_per_step=2, epochs_per_stage=3, num_stages=2)
-    assert [curriculum.stage(epoch) for epoch in (0, 2, 3, 5, 6, 8, 9, 50)] == [0, 0, 1, 1, 2, 2, 3, 3]
-    texts = [staged(curriculum, THOUGHT, stage, MARKS) for stage in range(4)]
-    assert [each.tokens for each in texts] == [
-        [1, 2, 3, 29, 30, 4, 5, 6, 7, 8, 9, 10, 11],
-        [1, 2, 3, 29, 31, 31, 30, 6, 7, 8, 9, 10, 11],
-        [1, 2, 3, 29, 31, 31, 31, 31, 30, 7, 8, 9, 10, 11],
-        [1, 2, 3, 29, 31, 31, 31, 31, 30, 10, 11],
-    ]
-    assert texts[1].targets == [-100] * 6 + [6, 7, 8, 9, 10, 11, -100]
-    assert [place for place, latent in enumerate(texts[1].is_latent) if latent] == [4, 5]
-    for each in texts:
-        assert len(each.tokens) == len(each.targets) == len(each.is_latent)
-        assert sum(each.is_latent) == each.tokens.count(MARKS.filler)
-
-
-@pytest.mark.parametrize(("is_padded", "num"), [(True, 6), (False, 2)])
-def test_texts_with_few_steps_have_as_many_latents_if_asked_for(is_padded: bool, num: int) -> None:
-    curriculum = Curriculum(latents_per_step=2, num_stages=3, is_padded=is_padded)
-    short = Thought((1,), ((2, 3),), (4,))
-    assert curriculum.left_out(4, 1) == (1, num)
-    assert sum(staged(curriculum, short, 4, MARKS).is_latent) == num
-
-
-def reference(ends: Space, module: SectionModule, tokens: list[int], is_latent: list[bool]) -> Tensor:
-    """COCONUT's forward pass of one text, after section 3 of 2412.06769: position after position, nothing reused.
-
-    At a latent position the input is the last hidden state of the position before it, elsewhere the token's embedding.
-    """
-    inputs = list[Tensor]()
-    for token, latent in zip(tokens, is_latent, strict=True):
-        if not latent:
-            inputs.append(ends.embed[token])
-            continue
-        so_far = torch.stack(inputs)[None]
-        hidden = module(so_far)[0, -1]
-        inputs.append(hidden / (hidden.square().mean() + ends.norm_eps).sqrt())
-    return module(torch.stack(inputs)[None])[0]
-
-
-def test_thinking_is_that_of_the_paper_gradients_and_all() -> None:
-    ends, curriculum = space(), Curriculum(latents_per_step=2, num_stages=2)
-    texts = [staged(curriculum, THOUGHT, 2, MARKS), staged(curriculum, Thought((1,) * 6, ((4,),), (7, 8, 9)), 1, MARKS)]
-    assert [sum(each.is_latent) for each in texts] == [4, 2]
-    num = min(len(each.tokens) for each in texts)
-    tokens, is_latent, targets = (
-        torch.tensor([list(part)[:num] for part in kind]) for kind in zip(*texts, strict=True)
-    )
-    module = body(CONFIG, vector(1).double()).requires_grad_(True)
-    mine = thinking(ends, module, tokens, is_latent)
-    theirs = torch.stack(
-        [reference(ends, module, row.tolist(), at.tolist()) for row, at in zip(tokens, is_latent, strict=True)]
-    )
-    assert torch.allclose(mine, theirs, atol=1e-4)
-    plain = module(ends.begin(tokens))
-    assert not torch.allclose(mine, plain, atol=1e-2)
-    grads = [torch.autograd.grad(ends.loss(x, targets), list(module.parameters())) for x in (mine, theirs)]
-    assert all((a - b).norm() < 1e-4 * b.norm() for a, b in zip(*grads, strict=True))
-
-
-def test_without_latents_thinking_is_one_pass() -> None:
-    ends, module, found = space(), member(1), batch()
-    nowhere = torch.zeros_like(found.tokens, dtype=torch.bool)
-    assert torch.equal(thinking(ends, module, found.tokens, nowhere), module(ends.begin(found.tokens)))
-
-
-def test_a_text_that_begins_with_a_latent_is_refused() -> None:
-    with pytest.raises(ConfigError, match="nothing came out before it"):
-        thinking(space(), member(1), batch().tokens, EVERYWHERE)

@@ -1,0 +1,193 @@
+"""Training a member to tell what is masked (`blocks.denoise`), which goes on where it was stopped; and what it is below
+a causal one, asked for each token by those before it alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import msgspec
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from weft import wire
+from weft.compose.blocks.denoise import (
+    BertConfig,
+    Masked,
+    StackedBody,
+    bert,
+    denoising_loss,
+    next_by_mask,
+    prefix_logits,
+    spans,
+)
+from weft.compose.descent import Descent, DescentConfig, Draw, Trained
+from weft.compose.shelf import Shelf, through
+from weft.compose.space import Space, numbers_digest
+from weft.compose.stacks.align import head_flops, member_flops
+from weft.compose.stacks.body import require_fit, unattached, vector_of
+from weft.compose.stacks.stack import PostConfig, Stack, uniform
+from weft.data.rows import Batch
+from weft.ids import Digest
+from weft.model.config import ModelConfig
+from weft.model.flat import over
+from weft.model.transformer import SectionModule
+
+Masks = Literal["bert", "spans"]
+"""Single tokens, or UL2's spans."""
+
+
+class DenoisingDescent(Descent):
+    """Training of one member to tell what is masked.
+
+    Args:
+        member: its config, and the vector of its body, which is copied.
+        seed: of what is masked.
+    """
+
+    def __init__(
+        self,
+        masks: Masks,
+        training: DescentConfig,
+        space: Space,
+        member: tuple[ModelConfig, Float32[Tensor, " num"]],
+        draw: Draw,
+        seed: int,
+    ) -> None:
+        shape, vector = member
+        require_fit(shape, space, "the member")
+        self._flat = over(unattached(shape), vector.clone())
+        super().__init__(training, draw, {"member": Trained.of(self._flat)})
+        self._masks, self._space, self._seed = masks, space, seed
+
+    @property
+    def vector(self) -> Float32[Tensor, " num"]:
+        """The member's, which further steps change."""
+        return self._flat.vector
+
+    def _loss(self, number: int) -> Tensor:
+        tokens = self._draw(number).tokens
+        return denoising_loss(
+            self._space, self._flat.module, masked(self._masks, self._space, tokens, self._seed, number)
+        )
+
+
+def masked(masks: Masks, space: Space, tokens: Int64[Tensor, "batch tokens"], seed: int, step: int) -> Masked:
+    """Return texts with something left out, as BERT or UL2 does; arguments as of these."""
+    match masks:
+        case "bert":
+            return bert(BertConfig(), tokens, space.vocab_size, seed, step)
+        case "spans":
+            return spans(tokens, seed, step)
+
+
+@dataclass(frozen=True, eq=False)
+class Denoising:
+    """What is asked for.
+
+    Args:
+        body: of the member.
+        seed: of what is masked.
+    """
+
+    space: Space
+    body: SectionModule
+    masks: Masks
+    training: DescentConfig
+    batch_size: int
+    seq_len: int
+    seed: int
+
+    @property
+    def tokens(self) -> int:
+        return self.training.steps * self.batch_size * self.seq_len
+
+    @property
+    def flops(self) -> int:
+        member = Stack(self.space, (self.body,))
+        return int(self.tokens * (member_flops(member, 0, self.seq_len).total + head_flops(member)))
+
+    def digest(self, text: Digest) -> Digest:
+        """Return what names all that the training depends on; `text` names what is read."""
+        parts = [self.space.digest, numbers_digest(vector_of(self.body)), text]
+        told = msgspec.to_builtins((self.masks, self.training, self.batch_size, self.seq_len, self.seed))
+        return wire.digest(msgspec.json.encode([parts, told]))
+
+    def make(self, draw: Draw, shelf: Shelf, on_step: Callable[[], None]) -> Float32[Tensor, " num"]:
+        """Return the vector of the member's body after it; arguments as of `making.make`.
+
+        Raises:
+            NotFinite: it has diverged.
+        """
+        member = self.body.config, vector_of(self.body)
+        found = through(
+            "denoise",
+            self.training.steps,
+            lambda: DenoisingDescent(self.masks, self.training, self.space, member, draw, self.seed),
+            lambda descent: {"vector": descent.vector},
+            shelf,
+            on_step,
+        )
+        return found["vector"].to(self.space.embed.device)
+
+    @torch.no_grad()
+    def told(self, body: SectionModule, text: Batch, size: int = 8) -> float:
+        """Return the loss of what is masked in a text, nats per token; always the same is masked."""
+        found = list[tuple[float, int]]()
+        for start in range(0, len(text.tokens), size):
+            part = masked(self.masks, self.space, text.part(start, start + size).tokens, self.seed, start)
+            found.append((float(denoising_loss(self.space, body, part)), int((part.targets >= 0).sum())))
+        return sum(loss * num for loss, num in found) / sum(num for _, num in found)
+
+
+class Below(NamedTuple):
+    """Losses of each text at some places, nats per token: mean over these.
+
+    Args:
+        stack: the causal member on what the other makes of the tokens up to each place, all of which see each other.
+        masked: the same where no place sees a later one.
+        top: the causal member alone.
+        denoiser: the other alone, which is asked for a mask after these tokens.
+        ensemble: both asked together, alike.
+    """
+
+    stack: Float32[Tensor, " texts"]
+    masked: Float32[Tensor, " texts"]
+    top: Float32[Tensor, " texts"]
+    denoiser: Float32[Tensor, " texts"]
+    ensemble: Float32[Tensor, " texts"]
+
+
+@torch.no_grad()
+def below(space: Space, lower: SectionModule, top: SectionModule, text: Batch, num_places: int) -> Below:
+    """Return what a member that sees all is worth below a causal one, on text that nobody trained on.
+
+    It costs a pass for each place.
+
+    Args:
+        num_places: of each text, spread evenly over it; at most as many as it has tokens but for the last.
+    """
+    length = text.tokens.shape[1]
+    num = min(num_places, length - 1)
+    places = (torch.arange(num, device=text.tokens.device) + 1) * (length - 1) // num - 1
+    parts = [_below(space, lower, top, tokens, places) for tokens in text.tokens]
+    return Below(*(torch.stack(each).cpu() for each in zip(*parts, strict=True)))
+
+
+def _below(
+    space: Space,
+    lower: SectionModule,
+    top: SectionModule,
+    tokens: Int64[Tensor, " tokens"],
+    places: Int64[Tensor, " places"],
+) -> Below:
+    targets = tokens[places + 1]
+    members = StackedBody(lower, sees_all=True), StackedBody(top, sees_all=False)
+    stacks = Stack(space, (lower, top), uniform(PostConfig(), 2)), Stack(space, (top,))
+    plain = [each.logits(tokens[None])[0, places] for each in stacks]
+    by_mask = next_by_mask(space, lower, tokens, places)
+    found = [prefix_logits(space, members, tokens, places), *plain, by_mask]
+    mixed = torch.stack([each.softmax(-1) for each in (plain[1], by_mask)]).mean(0).log()
+    return Below(*(cross_entropy(each, targets) for each in (*found, mixed)))
