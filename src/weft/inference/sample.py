@@ -7,7 +7,6 @@ A text may grow past the model's context. The cache cannot slide, since position
 full the newest half of the context is read again and generation goes on from there.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
@@ -15,6 +14,7 @@ import msgspec
 import numpy as np
 import torch
 
+from weft.clock import Clock, SystemClock
 from weft.config import Config
 from weft.errors import ConfigError, NotFinite
 from weft.model.layers import KVCache
@@ -53,10 +53,11 @@ def generate(
     return _generate(model, list(prompt_ids), sampling, generator)
 
 
-def timely(tokens: Iterator[int], within_s: float) -> Iterator[int]:
+def timely(tokens: Iterator[int], within_s: float, clock: Clock | None = None) -> Iterator[int]:
     """Yield `tokens` as long as none is begun after so many seconds."""
-    until = time.monotonic() + within_s
-    while time.monotonic() < until and (token := next(tokens, None)) is not None:
+    clock = clock or SystemClock()
+    until = clock.now() + within_s
+    while clock.now() < until and (token := next(tokens, None)) is not None:
         yield token
 
 

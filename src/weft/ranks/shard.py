@@ -10,7 +10,6 @@ All ranks call everything here, and at the same time.
 """
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
@@ -27,6 +26,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import get_total_norm
 
 from weft import rng
+from weft.clock import SystemClock
 from weft.data.rows import Batch
 from weft.inference.sample import Sampling, generate
 from weft.model.flat import layout
@@ -282,10 +282,11 @@ class _Agreed:
     def __init__(self, module: Transformer, line: Line, device: Device, within_s: float) -> None:
         self.config, self.embed = module.config, module.embed
         self._module, self._line, self._device = module, line, device
-        self._until = time.monotonic() + within_s
+        self._clock = SystemClock()
+        self._until = self._clock.now() + within_s
 
     def next_logits(self, tokens: Tensor, cache: KVCache) -> Tensor:
-        is_over = torch.tensor([time.monotonic() >= self._until])
+        is_over = torch.tensor([self._clock.now() >= self._until])
         self._line.share(is_over)
         if is_over:
             raise _Over
