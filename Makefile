@@ -14,8 +14,9 @@ demo: .venv/user
 # Compiled modules are kept, whatever the environment says: else every process of a test compiles all of weft anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Two processes: the suite is mostly computing, and holds itself to two cores.
-TESTS = $(BIN)/pytest --numprocesses 2 --dist worksteal
+# Two processes: the suite is mostly computing, and holds itself to two cores. A test that hangs fails, and says where.
+DEADLINE = --override-ini faulthandler_timeout=300 --override-ini faulthandler_exit_on_timeout=true
+TESTS = $(BIN)/pytest --numprocesses 2 --dist worksteal $(DEADLINE)
 test: .venv/dev
 	$(TESTS) --budget
 

@@ -110,7 +110,7 @@ Happens = Callable[[Engine, Weights], None]
 def dies(engine: Engine, _weights: Weights) -> None:
     """A fault of weft's own, which no step tells."""
 
-    def plan() -> Any:
+    def plan(_alone_s: float) -> Any:
         raise KeyError("a secret")
 
     engine._schedule.plan = plan  # type: ignore[method-assign]

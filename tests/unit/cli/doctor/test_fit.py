@@ -112,7 +112,7 @@ def test_what_nobody_has_measured_is_planned_and_said_to_be(tmp_path: Path) -> N
 
 
 def test_what_is_planned_has_what_audits_move_in_it(tmp_path: Path) -> None:
-    heard = told(1, round_s=0.01, speeds=(64_000.0,))
+    heard = Heard(num_members=2, num_linked=2)  # who have measured no round
     plain = number(found(tmp_path, look(heard))["bytes"], "round_nbytes")
     audited = msgspec.structs.replace(run_config(), trust=AuditedTrust(audit_rate=1.0))
     moved = number(found(tmp_path, look(heard, audited))["bytes"], "round_nbytes") - plain
