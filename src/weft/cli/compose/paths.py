@@ -25,21 +25,20 @@ from weft.cli.settings import Machine, Transports, check_transports, machine_set
 from weft.cli.terminal import WorkLine, say_loading, tell
 from weft.clock import SystemClock
 from weft.dashboard import figures
-from weft.errors import ConfigError, PeerError
+from weft.errors import ConfigError
 from weft.ids import several
 from weft.progress import Meter
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from weft.compose.paths.features import Text
     from weft.compose.paths.folder import SharedPaths
     from weft.compose.paths.levels import Module
     from weft.compose.paths.levels import Path as ModulePath
     from weft.compose.paths.stopping import Best
+    from weft.compose.paths.training import Part
     from weft.data.tokenizer import Tokenizer
-    from weft.library.sync import Sync
     from weft.model.flat import FlatModel
 
 MOST_ROUTED = 20_000  # documents by which centres are found
@@ -223,6 +222,7 @@ def path(
 
     from weft.cli.model.trained import open_trained, place
     from weft.compose.paths.folder import SEED, begun_vector, write_trained
+    from weft.compose.paths.training import Part
     from weft.library.given import Machine as Library
     from weft.library.sync import Sync
     from weft.model.flat import cut, layout, over
@@ -237,19 +237,20 @@ def path(
     watch = Watch(_heldout(folder, mine, shared, begun.tokenizer) if keep is Keep.best else [])
     if keep is Keep.best and not watch.texts:
         tell("nothing is held out for this path: it is written as it is at the end")
-    syncs, parts = {}, {}
+    parts = {}
     for module in modules:
         spans = layout(shared.model, shared.cut.section_of(module))
         named = {span.name: _tensor(flat, span.name) for span in spans}
-        parts[module] = [*named.values()]
+        given = {name: each.clone() for name, each in named.items()}
         home = home_of(context) / "paths" / shared.name / path_called(mine) / called(module)
         ticket, run = known.get(called(module)), shared.run_of(module)
         if ticket is None:
             begun_here = partial(Sync, wait_for=run.peers, on_ticket=partial(_say, called(module)))
         else:
             begun_here = partial(Sync, ticket=ticket)
-        syncs[module] = begun_here(named, run, machine=Library(home=home, settings=settings))
-    _train(shared, mine, flat, windows, syncs, parts, watch)
+        sync = begun_here(given, run, machine=Library(home=home, settings=settings))
+        parts[module] = Part(sync, [*named.values()], [*given.values()])
+    _train(shared, mine, flat, windows, parts, watch)
     best = flat.vector if watch.best is None else watch.best.vector
     written = replace(begun, config=shared.model, vector=best.cpu())
     ends = flat.vector.cpu()
@@ -306,18 +307,16 @@ def _train(
     mine: "ModulePath",
     flat: "FlatModel",
     windows: "NDArray[Any]",
-    syncs: "Mapping[Module, Sync]",
-    parts: "Mapping[Module, list[Tensor]]",
+    parts: "Mapping[Module, Part]",
     watch: Watch,
 ) -> None:
     """Make a path's steps, each handed in to the run of each of its modules, until all of these are complete.
 
     Args:
-        parts: the tensors of each module, in the path's model.
         watch: told whenever all modules have made a round more, and at the end.
     """
-    from weft.compose.paths.folder import called
     from weft.compose.paths.play import InnerStepsConfig, Steps
+    from weft.compose.paths.training import HandingIn
     from weft.rng import stream
     from weft.sync.method.schedule import CosineConfig
 
@@ -326,46 +325,25 @@ def _train(
     schedule = CosineConfig(lr=shared.lr, warmup_tokens=min(30 * tokens, total // 10), total_tokens=total)
     steps = Steps(InnerStepsConfig(every=1, batch_size=shared.batch_size, schedule=schedule), flat)
     weight, place = shared.weight(mine), shared.cut.number_of(mine)
-    there: dict[Module, Sync] = dict(syncs)
-    final: dict[Module, list[Tensor]] = {}  # of runs that are complete
-    try:
-        with ThreadPoolExecutor(len(syncs)) as threads:
-            for started in [threads.submit(sync.start) for sync in syncs.values()]:
-                started.result()
-        within, before = 0, -1
-        while there:
-            if (now := max(sync.round for sync in syncs.values())) != before:
-                within, before = 0, now
-            if (made := min(sync.round for sync in there.values())) > watch.num_rounds:
-                watch.look(flat, made)
-            number = begun + min(before * shared.steps + within, shared.rounds * shared.steps - 1)
-            loss = steps.make(windows, 1, lambda at: stream(0, "paths", "batch", place, at), first=number)
-            within += 1
-            for module in list(there):
-                if not there[module].step(weight, loss):
-                    _require_complete(called(module), there.pop(module))
-                    final[module] = [each.clone() for each in parts[module]]
-            for module, numbers in final.items():  # of which no step changes anything any more
-                for each, kept in zip(parts[module], numbers, strict=True):
-                    each.copy_(kept)
-        watch.look(flat, max(sync.round for sync in syncs.values()))
-    except BaseException as error:
-        for sync in syncs.values():
-            sync.close(error)
-        raise
-
-
-def _require_complete(module: str, sync: "Sync") -> None:
-    """
-    Raises:
-        PeerError: this peer had to leave the run of a module before that was complete.
-    """
-    if sync.outcome is None or sync.outcome.reason != "complete":
-        why = "it ended" if sync.outcome is None else sync.outcome.reason
-        raise PeerError(
-            f"module {module}: this peer left its run before that was complete ({why}), so the path is not written. "
-            "Start the same command again: it goes on from what was saved."
-        )
+    with ThreadPoolExecutor(len(parts)) as threads:
+        runs = HandingIn(parts, threads, SystemClock())
+        try:
+            runs.start()
+            within, before = 0, -1
+            while not runs.is_over:
+                if (now := runs.last_round) != before:
+                    within, before = 0, now
+                if (made := runs.num_rounds) > watch.num_rounds:
+                    watch.look(flat, made)
+                number = begun + min(before * shared.steps + within, shared.rounds * shared.steps - 1)
+                with runs.step():
+                    loss = steps.make(windows, 1, lambda at: stream(0, "paths", "batch", place, at), first=number)
+                within += 1
+                runs.hand_in(weight, loss)
+            watch.look(flat, runs.last_round)
+        except BaseException as error:
+            runs.close(error)
+            raise
 
 
 def _tensor(flat: "FlatModel", name: str) -> Any:
