@@ -31,8 +31,9 @@ _NAME = r"\A\w[\w.-]{0,63}\Z"
 _Name = Annotated[str, Meta(pattern=_NAME)]
 _Num = Annotated[int, Meta(ge=0)]
 
-Latents = Literal["none", "previous", "same", "denoise"]
-"""Its own outputs of the token before, or of the same; or texts of which a part is masked, which it sees all of."""
+Latents = Literal["none", "previous", "same", "denoise", "noise"]
+"""Its own outputs of the token before, or of the same; texts of which a part is masked, which it sees all of; or noisy
+rows of the next token, of which block.bin tells it."""
 How = Literal[
     "trained",
     "stitch",
@@ -90,8 +91,8 @@ class Member(Config, frozen=True, kw_only=True):
         is_seeded: that vector is random; else it had learnt something.
         run: that trained it; None: no run of weft.
         texts: shards that it was trained on; none: they are private, or nobody knows.
-        latents: what else than embeddings it has learnt to read. `weft compose loop`, `think` and
-            `denoise` train it so.
+        latents: what else than embeddings it has learnt to read. `weft compose loop`, `think`, `denoise` and
+            `block` train it so.
     """
 
     format: int = FORMAT
@@ -120,11 +121,13 @@ class Member(Config, frozen=True, kw_only=True):
     def trained_on(self, name: str, model: ModelConfig, weights: Digest, origin: Origin) -> "Member":
         """Return what it is after more training, under another name.
 
-        Its texts and its held-out loss are not told any more: no run packed what it read last.
+        Its texts and its held-out loss are not told any more: no run packed what it read last. Of masks and of noise it
+        knows no more: it was trained to tell the next token by those before it.
         """
         origins = (*self.origins, msgspec.structs.replace(origin, made=weights))
+        latents: Latents = "none" if self.latents in ("denoise", "noise") else self.latents
         return msgspec.structs.replace(
-            self, name=name, model=model, weights=weights, origins=origins, texts=(), heldout=None
+            self, name=name, model=model, weights=weights, origins=origins, texts=(), heldout=None, latents=latents
         )
 
 

@@ -308,6 +308,16 @@ TABLE: dict[str, Rows] = {
         ("--data", "--name", "--masks", "--steps", "--lr", "--batch-size", "--seq-len", "--seed", "--device"), ALWAYS
     ),
     "compose below": dict.fromkeys(("--data", "--samples", "--places", "--seq-len", "--device", "--json"), ALWAYS),
+    "compose block": dict.fromkeys(
+        (
+            *("--of", "--data", "--name", "--low", "--high", "--steps", "--lr", "--batch-size", "--seq-len", "--seed"),
+            "--device",
+        ),
+        ALWAYS,
+    ),
+    "compose blocks": dict.fromkeys(
+        ("--data", "--draws", "--samples", "--monolith", "--seq-len", "--seed", "--device", "--json"), ALWAYS
+    ),
     "compose mix": {
         **dict.fromkeys(("--data", "--name", "--how", "--seq-len", "--device"), ALWAYS),
         "--top": (Refused("compose mix a b --data x --name c --how soup --top 1", "a soup is one model"),),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from weft.cli.compose.opened import Part, opened_of
+from weft.cli.compose.opened import Part, begun_from, opened_of
 from weft.cli.compose.parts import (
     USUAL_BATCH,
     USUAL_LR,
@@ -25,10 +25,8 @@ from weft.cli.compose.parts import (
     BatchSize,
     Device,
     HeldOut,
-    Known,
     SeqLen,
     known,
-    known_one,
     samples,
     seq_len_of,
     texts,
@@ -109,7 +107,7 @@ def loop(
     from weft.compose.member import require_causal
     from weft.compose.registry import Registry
 
-    home, there = home_of(context), _begun(context, member, name)
+    home, there = home_of(context), begun_from(context, member, name)
     registry = Registry(home)
     require_causal(there.member)
     length = seq_len_of([there.member], seq_len)
@@ -198,7 +196,7 @@ def think(
     from weft.compose.member import require_causal
     from weft.compose.registry import Registry
 
-    home, there = home_of(context), _begun(context, member, name)
+    home, there = home_of(context), begun_from(context, member, name)
     registry = Registry(home)
     require_causal(there.member)
     say_loading()
@@ -310,7 +308,7 @@ def denoise(
     from weft.compose.composed import begun
     from weft.compose.registry import Registry
 
-    home, there = home_of(context), _begun(context, member, name)
+    home, there = home_of(context), begun_from(context, member, name)
     registry = Registry(home)
     length = seq_len_of([there.member], seq_len)
     say_loading()
@@ -395,23 +393,3 @@ def below(
         typer.echo(line)
     tell("to train one on the other, where no place sees a later one:")
     tell(f"weft compose align {members[0].name} {members[1].name} --data TEXT --name NEW")
-
-
-# --- members ---
-
-
-def _begun(context: typer.Context, member: str, name: str) -> Known:
-    """Return the member that a new one is made of.
-
-    Raises:
-        ConfigError: it is of no space, or the name is taken.
-    """
-    from weft.compose.composed import require_space
-    from weft.compose.member import require_name
-    from weft.compose.registry import Registry
-
-    there, place = known_one(context, member), Registry(home_of(context)).place(require_name(name))
-    if place.exists():
-        raise ConfigError(f"{place}: exists; a member is never written over. Choose another --name, or remove it.")
-    require_space(there.member)
-    return there

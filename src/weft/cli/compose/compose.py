@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.compose import alone, evaluate, experts, leave, merge, paths, reshard, stacks
+from weft.cli.compose import alone, blocks, evaluate, experts, merge, paths, reshard, stacks
 from weft.cli.compose.described import described, heldout, own_space
 from weft.cli.compose.parts import AsJson
 from weft.cli.home import find_checkpoint, home_of
@@ -48,10 +48,12 @@ def make_app() -> typer.Typer:
     app.command("think")(alone.think)
     app.command("denoise")(alone.denoise)
     app.command("below")(alone.below)
+    app.command("block")(blocks.block)
+    app.command("blocks")(blocks.blocks)
     app.command("split")(experts.split)
     app.command("mix")(experts.mix)
     app.command("merge")(merge.merge)
-    app.command("leave")(leave.leave)
+    app.command("leave")(merge.leave)
     app.command("route")(paths.route)
     app.command("path")(paths.path)
     app.command("reshard")(reshard.reshard)

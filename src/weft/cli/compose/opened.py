@@ -1,10 +1,15 @@
 """Members with their weights, and as they are written after they were trained here."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.compose.parts import Known
+import typer
+
+from weft.cli.compose.parts import Known, known_one
+from weft.cli.home import home_of
+from weft.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -12,6 +17,7 @@ if TYPE_CHECKING:
     from weft.cli.model.trained import Trained
     from weft.compose.member import Latents, Member, Origin
     from weft.compose.space import Space
+    from weft.ids import Digest
     from weft.model.transformer import SectionModule
 
 
@@ -23,6 +29,23 @@ class Opened:
     trained: "Trained"
     space: "Space"
     body: "SectionModule"
+
+
+def begun_from(context: typer.Context, member: str, name: str) -> Known:
+    """Return the member that a new one is made of.
+
+    Raises:
+        ConfigError: it is of no space, or the name is taken.
+    """
+    from weft.compose.composed import require_space
+    from weft.compose.member import require_name
+    from weft.compose.registry import Registry
+
+    there, place = known_one(context, member), Registry(home_of(context)).place(require_name(name))
+    if place.exists():
+        raise ConfigError(f"{place}: exists; a member is never written over. Choose another --name, or remove it.")
+    require_space(there.member)
+    return there
 
 
 def opened_of(there: Known, home: Path, device: str) -> Opened:
@@ -47,6 +70,7 @@ class Part:
     body: "SectionModule"
     origin: "Origin"
     latents: "Latents | None" = None  # that it has learnt to read here; None: nothing new, each place sees those before
+    beside: "Callable[[Path, Digest], None] | None" = None  # writes more into its folder, given what names its weights
 
     def write(self, folder: Path, space: "Space") -> None:
         from msgspec import structs
@@ -59,9 +83,14 @@ class Part:
         config, vector = whole(Stack(space, (self.body,)))
         before, trained = self.base.known.member, replace(self.base.trained, config=config, vector=vector.cpu())
         member = before.trained_on(self.name, config, digest(raw(trained.vector)), self.origin)
-        kept: Latents = "none" if member.latents == "denoise" else member.latents
-        member = structs.replace(member, latents=self.latents or kept)
-        write_member(folder / self.name, member, trained.export)
+        member = structs.replace(member, latents=self.latents or member.latents)
+
+        def write_all(inner: Path) -> None:
+            trained.export(inner)
+            if self.beside is not None:
+                self.beside(inner, member.weights)
+
+        write_member(folder / self.name, member, write_all)
 
 
 @dataclass(frozen=True, eq=False)
