@@ -8,7 +8,7 @@ weft serve talk                                               once all paths are
 
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 MOST_ROUTED = 20_000  # documents by which centres are found
 MOST_HELDOUT = 64  # documents by which a path is measured after each round
+LOOK_S = 1.0  # after which it is seen again whether all runs of a path have started
 _TICKET = re.compile(r"\A(\d+\.\d+)\s+(weft\d\S*)\Z")
 
 
@@ -216,7 +217,9 @@ def path(
             )
     target = folder / TRAINED / path_called(mine)
     if target.exists():
-        raise ConfigError(f"{target}: the path is trained. Remove that folder to train it again.")
+        raise ConfigError(
+            f"{target}: the path is trained. Once all are, train on with documents dealt anew: weft compose reshard."
+        )
     settings = machine_settings(machine, {"transports": check_transports(transports)}, use="loop")
     say_loading()
     import torch
@@ -329,9 +332,7 @@ def _train(
     there: dict[Module, Sync] = dict(syncs)
     final: dict[Module, list[Tensor]] = {}  # of runs that are complete
     try:
-        with ThreadPoolExecutor(len(syncs)) as threads:
-            for started in [threads.submit(sync.start) for sync in syncs.values()]:
-                started.result()
+        _start([*syncs.values()])
         within, before = 0, -1
         while there:
             if (now := max(sync.round for sync in syncs.values())) != before:
@@ -348,11 +349,28 @@ def _train(
             for module, numbers in final.items():  # of which no step changes anything any more
                 for each, kept in zip(parts[module], numbers, strict=True):
                     each.copy_(kept)
-        watch.look(flat, max(sync.round for sync in syncs.values()))
+        if (made := max(sync.round for sync in syncs.values())) > watch.num_rounds:  # else all were complete before
+            watch.look(flat, made)
     except BaseException as error:
         for sync in syncs.values():
             sync.close(error)
         raise
+
+
+def _start(syncs: "Sequence[Sync]") -> None:
+    """Start runs side by side: each may wait for other peers.
+
+    Raises:
+        WeftError: as `weft.Sync.start`, as soon as one cannot start. Others may still wait then, until they are closed;
+            so they may where somebody breaks this off.
+    """
+    threads = ThreadPoolExecutor(len(syncs))
+    waiting = {threads.submit(sync.start) for sync in syncs}
+    threads.shutdown(wait=False)
+    while waiting:  # not for ever: some systems deliver no signal meanwhile
+        done, waiting = wait(waiting, timeout=LOOK_S, return_when=FIRST_COMPLETED)
+        for started in done:
+            started.result()
 
 
 def _require_complete(module: str, sync: "Sync") -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -467,3 +468,58 @@ def test_the_rate_of_a_phase_goes_on_where_the_one_before_ended(
     assert [each.total_tokens for each in schedules] == [ROUNDS * a_round, 2 * ROUNDS * a_round]
     assert numbers_digest(before) != shared.seed_model
     assert CONFIG.width == shared.model.width
+
+
+# --- runs that cannot begin, or have ended ---
+
+
+class Waiting(AlonePeer):
+    """A run whose peers do not come, until it is closed; the second cannot begin at all."""
+
+    made: ClassVar[list["Waiting"]] = []
+
+    def __init__(self, tensors: dict[str, Tensor], run: Any, **how: Any) -> None:
+        super().__init__(tensors, run, **how)
+        self.number, self.is_closed = len(self.made), threading.Event()
+        self.made.append(self)
+
+    def start(self) -> None:
+        if self.number == 1:
+            raise ConfigError("the ticket is old")
+        assert self.is_closed.wait(20), "whoever waits is not told that it is over"
+
+    def close(self, error: BaseException | None = None) -> None:
+        assert isinstance(error, ConfigError)
+        self.is_closed.set()
+
+
+def test_a_run_that_cannot_begin_is_told_while_others_wait_for_peers(
+    weft: Weft, one_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "Sync", Waiting)
+    monkeypatch.setattr(Waiting, "made", [])
+    answer = weft("compose", "path", one_path, "0", "--device", "cpu")
+    assert (answer.code, len(Waiting.made)) == (2, 2)
+    assert "the ticket is old" in answer.err
+    assert all(each.is_closed.is_set() for each in Waiting.made)
+
+
+class Complete(AlonePeer):
+    """A run that was complete when it was started again."""
+
+    def start(self) -> None:
+        self.num_steps = ROUNDS * STEPS
+
+    def step(self, weight: int, loss: float) -> bool:
+        self.outcome = SimpleNamespace(reason="complete")
+        return False
+
+
+def test_a_path_whose_runs_are_complete_is_measured_once(
+    weft: Weft, one_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "Sync", Complete)
+    answer = weft("compose", "path", one_path, "0", "--device", "cpu")
+    assert answer.code == 0, answer.err
+    assert answer.err.count(f"after round {ROUNDS}: held out") == 1
+    assert "written as it was at the end" in answer.err
