@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from weft.compose.paths.dealing import Documents
     from weft.compose.paths.features import Text
     from weft.compose.paths.folder import SharedPaths
     from weft.compose.paths.levels import Module
@@ -116,18 +117,17 @@ def route(
     from msgspec import structs
 
     from weft.cli.model.trained import open_trained
-    from weft.compose.experts.split import sided
-    from weft.compose.paths.dealing import Documents, heldout_shards, prefixes, write_documents
+    from weft.compose.paths.dealing import heldout_shards, prefixes, require_samples, write_documents
     from weft.compose.paths.features import features
     from weft.compose.paths.folder import RECORD, ROUTER, SEED, SharedPaths, require_name, require_usable
     from weft.compose.paths.levels import Levels, LevelsConfig
-    from weft.compose.paths.resharding import apart
     from weft.compose.paths.routing import RoutingConfig, generative, shards
     from weft.compose.registry import write_member
     from weft.compose.space import numbers_digest
     from weft.model.config import plain
-    from weft.model.weights import whole_folder, write_json
+    from weft.model.weights import require_free, whole_folder, write_json
 
+    require_free(folder)
     trained = open_trained(str(source), home_of(context))
     cut = Levels(LevelsConfig(levels=counts, ends=ends.value), plain(trained.config))
     length = seq_len or min(cut.model.max_seq_len, 1024)
@@ -152,20 +152,16 @@ def route(
     )
     require_usable(record)
     config = RoutingConfig(kind="k_means" if how is Clusters.k_means else "product_k_means", overlap=overlap)
-    sides = [(side, each) for side, each in sided(own_source(data), Path.cwd(), heldout) if each.text.strip()]
-    train, held = ([each for side, each in sides if side == wanted] for wanted in ("train", "heldout"))
-    given = Documents(train, held, ())
-    if router_share:
-        of_router, of_paths = apart(len(train), router_share, seed)
-        given = Documents([train[at] for at in of_paths.tolist()], held, [train[at] for at in of_router.tolist()])
+    given = _given(data, heldout, router_share, seed)
     reader = trained.on(device)
-    with Meter("routing", "documents", WorkLine(), SystemClock(), len(given.train) + len(held)) as meter:
+    with Meter("routing", "documents", WorkLine(), SystemClock(), len(given.train) + len(given.heldout)) as meter:
         z = features(reader, prefixes(trained.tokenizer, given.train))
         meter.add(len(z))
-        z_held = features(reader, prefixes(trained.tokenizer, held))
+        z_held = features(reader, prefixes(trained.tokenizer, given.heldout))
         meter.add(len(z_held))
     router = generative(config, cut, z[:: -(-len(z) // MOST_ROUTED)], named, seed)
     mine = shards(router.scores(z), overlap=overlap, least=config.least)
+    require_samples(given.train, mine, cut, trained.tokenizer, length)
     with whole_folder(folder, last=RECORD) as inner:
         write_member(inner / SEED, described("seed", trained, home_of(context)), trained.export)
         (inner / ROUTER).write_bytes(router.to_bytes())
@@ -395,6 +391,26 @@ def _say(module: str, ticket: str) -> None:
     typer.echo(f"{module} {ticket}")
 
 
+def _given(data: Sequence[str], heldout: float, router_share: float, seed: int) -> "Documents":
+    """Return documents that have text: to train on, held out, and kept apart for routers.
+
+    Raises:
+        ConfigError: too few.
+    """
+    from weft.compose.experts.split import sided
+    from weft.compose.paths.dealing import Documents
+    from weft.compose.paths.resharding import apart
+
+    sides = [(side, each) for side, each in sided(own_source(list(data)), Path.cwd(), heldout) if each.text.strip()]
+    train, held = ([each for side, each in sides if side == wanted] for wanted in ("train", "heldout"))
+    if not train:
+        raise ConfigError("--data: nothing to train on: no document has more than blanks. Give others.")
+    if not router_share:
+        return Documents(train, held, ())
+    of_router, of_paths = apart(len(train), router_share, seed)
+    return Documents([train[at] for at in of_paths.tolist()], held, [train[at] for at in of_router.tolist()])
+
+
 def _levels(given: str) -> tuple[int, ...]:
     try:
         return tuple(int(each) for each in given.split(","))
@@ -433,20 +449,18 @@ def _windows(folder: Path, mine: "ModulePath", shared: "SharedPaths", words: "To
     """Return a path's documents as samples, one after the other.
 
     Raises:
-        ConfigError: they are too few.
+        ConfigError: they are not all there, or too few.
     """
     import numpy as np
 
-    from weft.compose.paths.folder import shard_of
-    from weft.data.corpus import JsonlSource, documents
+    from weft.compose.paths.dealing import read_lines, tokens_of
+    from weft.compose.paths.folder import RECORD, shard_of
 
-    size, parts = shared.seq_len + 1, []
-    end = [] if words.end_of_text is None else [words.end_of_text]
-    for document in documents(JsonlSource(paths=(shard_of(mine),)), folder):
-        parts += [words.encode(document.text).astype(np.int64), np.array(end, dtype=np.int64)]
-    ids = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+    file, num, size = folder / shard_of(mine), shared.documents[shared.cut.number_of(mine)], shared.seq_len + 1
+    found = read_lines(file)
+    if len(found) != num:
+        raise ConfigError(f"{file}: {several(len(found), 'document')}, and {RECORD} names {num:,}. Copy it again.")
+    ids = np.concatenate([tokens_of(words, each) for each in found])
     if len(ids) < size:
-        raise ConfigError(
-            f"{folder / shard_of(mine)}: {len(ids):,} tokens, and a sample takes {size}. Give more documents."
-        )
+        raise ConfigError(f"{file}: {len(ids):,} tokens, and a sample takes {size}. Give more documents.")
     return ids[: len(ids) // size * size].reshape(-1, size)

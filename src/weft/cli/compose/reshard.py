@@ -58,7 +58,14 @@ def reshard(
     import numpy as np
     from msgspec import structs
 
-    from weft.compose.paths.dealing import heldout_shards, prefixes, read_documents, read_lines, write_documents
+    from weft.compose.paths.dealing import (
+        heldout_shards,
+        prefixes,
+        read_documents,
+        read_lines,
+        require_samples,
+        write_documents,
+    )
     from weft.compose.paths.features import features
     from weft.compose.paths.folder import (
         RECORD,
@@ -74,8 +81,9 @@ def reshard(
     from weft.compose.paths.routing import RoutingConfig
     from weft.compose.registry import copy_member
     from weft.compose.space import numbers_digest
-    from weft.model.weights import whole_folder, write_json
+    from weft.model.weights import require_free, whole_folder, write_json
 
+    require_free(to)
     at = _open(context, folder)
     shared, cut = at.shared, at.shared.cut
     num = rounds or shared.more_rounds or shared.rounds
@@ -102,6 +110,7 @@ def reshard(
     learnt = features(model, prefixes(words, apart.documents)), means
     config = RoutingConfig(overlap=shared.overlap)
     router, mine = reassigned(ReshardingConfig(), config, cut, learnt, z, shared.seed_model)
+    require_samples(given.train, mine, cut, words, shared.seq_len)
     held = heldout_shards(router, features(model, prefixes(words, given.heldout)), shared.overlap)
     with whole_folder(to, last=RECORD) as inner:
         copy_member(folder / SEED, inner / SEED, "seed")

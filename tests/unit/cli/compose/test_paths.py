@@ -358,6 +358,30 @@ def test_a_folder_of_paths_is_called_as_their_runs_can_be(weft: Weft, home: Path
     assert "at most 40" in answer.err
 
 
+def test_what_would_come_to_nothing_is_refused_before_anybody_trains(
+    weft: Weft, home: Path, text: Path, tmp_path: Path, folder: Path
+) -> None:
+    def said(data: Path, to: str = "to") -> str:
+        line = ("compose", "route", "seed", tmp_path / to, "--data", data, "--levels", "2", "--seq-len", "48")
+        answer = weft(*line, "--router-share", "0", "--heldout", "0")
+        assert answer.code == 2, answer.err
+        assert not (tmp_path / "to").exists()
+        return " ".join(answer.err.split())
+
+    (tmp_path / "blank.txt").write_text(" \n")
+    assert "no document has more than blanks" in said(tmp_path / "blank.txt")
+    (tmp_path / "short.jsonl").write_text("\n".join(json.dumps({"text": f"{n}"}) for n in range(30)))
+    assert "documents of" in (found := said(tmp_path / "short.jsonl"))
+    assert "tokens, and a sample takes 49. Route more documents" in found
+    assert "overwrites no folder" in said(tmp_path / "nothing.jsonl", "talk")  # before it is looked for
+    shard = folder / shard_of((0,))
+    shard.write_text("".join(shard.read_text().splitlines(keepends=True)[:-1]))
+    shared, _ = read_shared(folder)
+    answer = weft("compose", "path", folder, "0")
+    assert answer.code == 2
+    assert f"{shared.documents[0] - 1} documents, and paths.json names {shared.documents[0]}" in answer.err
+
+
 def test_nobody_trains_on_nothing_where_nothing_is_held_out(weft: Weft, home: Path, text: Path, tmp_path: Path) -> None:
     write(home, "seed", 1)
     line = ("compose", "route", "seed", tmp_path / "talk", "--data", text, "--levels", "2", "--heldout", "0")

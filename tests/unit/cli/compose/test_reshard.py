@@ -228,6 +228,7 @@ def test_what_cannot_be_dealt_anew_is_refused(weft: Weft, home: Path, folder: Pa
 
     assert "lacks 0.0, 0.1, 1.0, 1.1" in said("reshard", folder, tmp_path / "to")
     assert "lacks 0.0, 0.1, 1.0, 1.1" in said("reroute", folder, "--every", 20)
+    assert "overwrites no folder" in said("reshard", folder, home)  # before anything is read
     train(folder)
     (tmp_path / "elsewhere").mkdir()
     assert "have runs of their own" in said("reshard", folder, tmp_path / "elsewhere" / "talk")
