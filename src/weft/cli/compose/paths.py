@@ -200,6 +200,7 @@ def path(
 ) -> None:
     """Train a path, its modules together with the other paths that contain them. Prints tickets of those it begins."""
     from weft.compose.paths.folder import TRAINED, called, path_called, path_of, read_shared
+    from weft.model.weights import not_exported
 
     shared, _ = read_shared(folder)
     mine = path_of(which, shared.cut)
@@ -216,6 +217,10 @@ def path(
         raise ConfigError(
             f"{target}: the path is trained. Once all are, train on with documents dealt anew: weft compose reshard."
         )
+    try:
+        target.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise not_exported(target.parent, error) from None
     settings = machine_settings(machine, {"transports": check_transports(transports)}, use="loop")
     say_loading()
     import torch
@@ -256,7 +261,7 @@ def path(
     write_trained(target, vectors, written.export)
     if watch.best is not None:
         tell(f"written as it was {watch.when}: held out {watch.best.loss:.4f} nats a token")
-    typer.echo(str(target))
+    tell(f"the path lies in {target}")  # what is printed are tickets alone: a file of them may be read again
 
 
 @dataclass

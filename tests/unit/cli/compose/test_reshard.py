@@ -300,7 +300,7 @@ async def test_texts_that_are_routed_again_go_by_it_where_it_is_there(
     weft: Weft, folder: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(folder)
-    (tmp_path / "other.txt").write_text("".join(each.text for each in documents(30)[24:]))
+    (tmp_path / "other.txt").write_text("".join(each.text for each in documents(30)[28:]))
     given = ("compose", "evaluate", folder, "--data", tmp_path / "other.txt", "--no-monolith", "--route-every", EVERY)
     before, said = json.loads(weft(*given, "--json").out), weft(*given).out
     assert "go by the router of first tokens" in said
@@ -421,6 +421,8 @@ def test_a_path_is_written_as_it_was_best_on_its_held_out_documents(weft: Weft, 
         in said
     )
     assert f"written as it was after round {best}: held out {losses[best]:.4f}" in said
+    assert f"the path lies in {one_path / TRAINED / '0'}" in said
+    assert not answer.out  # of lines that are printed a file of tickets is made
 
 
 def test_a_path_may_be_written_as_it_is_at_the_end(weft: Weft, one_path: Path) -> None:
@@ -503,6 +505,16 @@ def test_a_run_that_cannot_begin_is_told_while_others_wait_for_peers(
     assert (answer.code, len(Waiting.made)) == (2, 2)
     assert "the ticket is old" in answer.err
     assert all(each.is_closed.is_set() for each in Waiting.made)
+
+
+def test_a_path_that_could_not_be_written_is_not_trained(
+    weft: Weft, one_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "Sync", None)
+    (one_path / TRAINED).write_bytes(b"")
+    answer = weft("compose", "path", one_path, "0", "--device", "cpu")
+    assert answer.code == 2
+    assert "trained: cannot be written" in answer.err
 
 
 class Complete(AlonePeer):
