@@ -326,6 +326,7 @@ def _train(
     from weft.sync.method.schedule import CosineConfig
 
     tokens, begun = shared.batch_size * shared.seq_len, shared.rounds_before * shared.steps
+    num_steps = shared.rounds * shared.steps
     total = (shared.rounds_before + shared.rounds + shared.more_rounds) * shared.steps * tokens
     schedule = CosineConfig(lr=shared.lr, warmup_tokens=min(30 * tokens, total // 10), total_tokens=total)
     steps = Steps(InnerStepsConfig(every=1, batch_size=shared.batch_size, schedule=schedule), flat)
@@ -334,13 +335,15 @@ def _train(
     final: dict[Module, list[Tensor]] = {}  # of runs that are complete
     try:
         _start([*syncs.values()])
-        within, before = 0, -1
+        within, before = 0, -1.0
         while there:
-            if (now := max(sync.round for sync in syncs.values())) != before:
+            # The rate falls with the module that is last: it would go on with its outer momentum alone where nothing
+            # is learnt any more. Modules are not equally far where a path of some was away for rounds.
+            if (now := min(sync.progress for sync in there.values())) != before:
                 within, before = 0, now
             if (made := min(sync.round for sync in there.values())) > watch.num_rounds:
                 watch.look(flat, made)
-            number = begun + min(before * shared.steps + within, shared.rounds * shared.steps - 1)
+            number = begun + min(round(now * num_steps) + within, num_steps - 1)
             loss = steps.make(windows, 1, lambda at: stream(0, "paths", "batch", place, at), first=number)
             within += 1
             for module in list(there):

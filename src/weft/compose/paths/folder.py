@@ -266,7 +266,9 @@ def last_modules(folder: Folder, shared: SharedPaths) -> Modules:
             if not torch.equal(read_module(trained[other], shared.cut, module), found[module]):
                 raise ConfigError(
                     f"{folder / TRAINED}: paths {path_called(first)} and {path_called(other)} have different modules "
-                    f"{called(module)}, which they were trained to share. Copy both again, from those who trained them."
+                    f"{called(module)}, which they were trained to share. Copy both again, from those who trained "
+                    "them. Where one was started again after the other had ended, it went on alone: give it the "
+                    f"other's file {module_file(Folder(), module)}."
                 )
     return Modules(shared.cut, found)
 

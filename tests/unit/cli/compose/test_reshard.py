@@ -238,7 +238,9 @@ def test_what_cannot_be_dealt_anew_is_refused(weft: Weft, home: Path, folder: Pa
     shutil.copy(
         folder / TRAINED / "0.0" / MODULES / "1.0.safetensors", folder / TRAINED / "0.1" / MODULES / "1.1.safetensors"
     )
-    assert "0.1 and 1.1 have different modules 1.1" in said("reshard", folder, tmp_path / "to")
+    unlike = said("reshard", folder, tmp_path / "to")
+    assert "0.1 and 1.1 have different modules 1.1" in unlike
+    assert "give it the other's file modules/1.1.safetensors" in unlike
     (folder / FOR_ROUTER).write_bytes(b"")
     for verb in (("reroute", folder, "--every", 20), ("reshard", folder, tmp_path / "to")):
         shutil.rmtree(folder / TRAINED)
@@ -357,6 +359,10 @@ class AlonePeer:
     def round(self) -> int:
         return self.num_steps // STEPS
 
+    @property
+    def progress(self) -> float:
+        return self.round / ROUNDS
+
     def start(self) -> None:
         AlonePeer.ends.setdefault(0, []).append(self._now())
 
@@ -471,6 +477,46 @@ def test_the_rate_of_a_phase_goes_on_where_the_one_before_ended(
     assert [each.total_tokens for each in schedules] == [ROUNDS * a_round, 2 * ROUNDS * a_round]
     assert numbers_digest(before) != shared.seed_model
     assert CONFIG.width == shared.model.width
+
+
+class Behind(AlonePeer):
+    """The second run's rounds count three quarters, as where another path of the module is away, and it makes four."""
+
+    num_made: ClassVar[list[int]] = []
+
+    def __init__(self, tensors: dict[str, Tensor], run: Any, **how: Any) -> None:
+        super().__init__(tensors, run, **how)
+        self.num_rounds = ROUNDS + len(self.num_made)
+        self.num_made.append(self.num_rounds)
+
+    @property
+    def progress(self) -> float:
+        return self.round / self.num_rounds
+
+    def step(self, weight: int, loss: float) -> bool:
+        self.num_steps += 1
+        if self.round < self.num_rounds:
+            return True
+        self.outcome = SimpleNamespace(reason="complete")
+        return False
+
+
+def test_the_rate_falls_with_the_module_that_is_last(
+    weft: Weft, one_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers, make = list[int](), Steps.make
+
+    def noted(self: Steps, windows: Any, num: int, draw: Any, first: int = 0) -> float:
+        numbers.append(first)
+        return make(self, windows, num, draw, first)
+
+    monkeypatch.setattr(Steps, "make", noted)
+    monkeypatch.setattr(sync, "Sync", Behind)
+    monkeypatch.setattr(Behind, "num_made", [])
+    answer = weft("compose", "path", one_path, "0", "--device", "cpu")
+    assert answer.code == 0, answer.err
+    assert (ROUNDS, STEPS, Behind.num_made) == (3, 2, [3, 4])
+    assert numbers == [0, 1, 2, 3, 3, 4, 4, 5]  # of 6, from 0, 1.5, 3 and 4.5 on
 
 
 # --- runs that cannot begin, or have ended ---
