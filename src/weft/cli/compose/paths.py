@@ -412,7 +412,9 @@ def _given(data: Sequence[str], heldout: float, router_share: float, seed: int) 
     sides = [(side, each) for side, each in sided(own_source(list(data)), Path.cwd(), heldout) if each.text.strip()]
     train, held = ([each for side, each in sides if side == wanted] for wanted in ("train", "heldout"))
     if not train:
-        raise ConfigError("--data: nothing to train on: no document has more than blanks. Give others.")
+        raise ConfigError(
+            "--data: nothing is left to train on: documents are blank, or all of their text is held out. Give more."
+        )
     if not router_share:
         return Documents(train, held, ())
     of_router, of_paths = apart(len(train), router_share, seed)
