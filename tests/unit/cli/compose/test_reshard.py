@@ -298,6 +298,13 @@ def test_a_router_of_pieces_learns_which_path_is_best_at_the_next(weft: Weft, fo
         read_rerouter(folder, shared, EVERY)
 
 
+def fingerprint(folder: Path, home: Path) -> str:
+    """Return what names paths that are served and routed again."""
+    found = served(folder, "", HOW, home, EVERY)
+    found.engine.close()
+    return found.fingerprint
+
+
 async def test_texts_that_are_routed_again_go_by_it_where_it_is_there(
     weft: Weft, folder: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -307,7 +314,9 @@ async def test_texts_that_are_routed_again_go_by_it_where_it_is_there(
     before, said = json.loads(weft(*given, "--json").out), weft(*given).out
     assert "go by the router of first tokens" in said
     assert f"weft compose reroute {folder} --every {EVERY}" in said
+    print_before = fingerprint(folder, home)
     assert weft("compose", "reroute", folder, "--every", EVERY).code == 0
+    assert fingerprint(folder, home) != print_before
     after, said = json.loads(weft(*given, "--json").out), weft(*given).out
     assert f"go by rerouter-{EVERY}.bin, which is their own" in said
     assert (before["has_rerouter"], after["has_rerouter"]) == (False, True)
@@ -482,12 +491,12 @@ def test_the_rate_of_a_phase_goes_on_where_the_one_before_ended(
 class Behind(AlonePeer):
     """The second run's rounds count three quarters, as where another path of the module is away, and it makes four."""
 
-    num_made: ClassVar[list[int]] = []
+    made: ClassVar[list["Behind"]] = []
 
     def __init__(self, tensors: dict[str, Tensor], run: Any, **how: Any) -> None:
         super().__init__(tensors, run, **how)
-        self.num_rounds = ROUNDS + len(self.num_made)
-        self.num_made.append(self.num_rounds)
+        self.num_rounds, self.at_the_end = ROUNDS + len(self.made), self._now()
+        self.made.append(self)
 
     @property
     def progress(self) -> float:
@@ -497,7 +506,7 @@ class Behind(AlonePeer):
         self.num_steps += 1
         if self.round < self.num_rounds:
             return True
-        self.outcome = SimpleNamespace(reason="complete")
+        self.outcome, self.at_the_end = SimpleNamespace(reason="complete"), self._now()
         return False
 
 
@@ -512,11 +521,13 @@ def test_the_rate_falls_with_the_module_that_is_last(
 
     monkeypatch.setattr(Steps, "make", noted)
     monkeypatch.setattr(sync, "Sync", Behind)
-    monkeypatch.setattr(Behind, "num_made", [])
+    monkeypatch.setattr(Behind, "made", [])
     answer = weft("compose", "path", one_path, "0", "--device", "cpu")
     assert answer.code == 0, answer.err
-    assert (ROUNDS, STEPS, Behind.num_made) == (3, 2, [3, 4])
+    assert (ROUNDS, STEPS, [each.num_rounds for each in Behind.made]) == (3, 2, [3, 4])
     assert numbers == [0, 1, 2, 3, 3, 4, 4, 5]  # of 6, from 0, 1.5, 3 and 4.5 on
+    for each in Behind.made:  # what the last one's steps do changes nothing in the first
+        assert all(torch.equal(each.at_the_end[name], tensor) for name, tensor in each.tensors.items())
 
 
 # --- runs that cannot begin, or have ended ---
