@@ -230,6 +230,16 @@ def write_folder(
         _write_weights(partial, hf_tensors(config), vector.detach(), dtype, on_written)
 
 
+def require_free(path: Path) -> None:
+    """Accept a place for a folder: for who works long before it is written.
+
+    Raises:
+        ConfigError: something is there.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"{path}: exists; weft overwrites no folder. Remove it or choose another place.")
+
+
 @contextmanager
 def whole_folder(path: Path, last: str) -> Iterator[Path]:
     """Yield a folder to be filled, which becomes `path` once that is done, or is removed.
@@ -242,8 +252,7 @@ def whole_folder(path: Path, last: str) -> Iterator[Path]:
         ConfigError: the folder is taken, or cannot be written.
         DiskFull: no room.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ConfigError(f"{path}: exists; weft overwrites no folder. Remove it or choose another place.")
+    require_free(path)
     path = path.resolve()
     partial: Path | None = None
     try:

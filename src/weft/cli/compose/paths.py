@@ -32,6 +32,7 @@ from weft.progress import Meter
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from weft.compose.paths.dealing import Documents
     from weft.compose.paths.features import Text
     from weft.compose.paths.folder import SharedPaths
     from weft.compose.paths.levels import Module
@@ -114,18 +115,17 @@ def route(
     from msgspec import structs
 
     from weft.cli.model.trained import open_trained
-    from weft.compose.experts.split import sided
-    from weft.compose.paths.dealing import Documents, heldout_shards, prefixes, write_documents
+    from weft.compose.paths.dealing import heldout_shards, prefixes, require_samples, write_documents
     from weft.compose.paths.features import features
     from weft.compose.paths.folder import RECORD, ROUTER, SEED, SharedPaths, require_name, require_usable
     from weft.compose.paths.levels import Levels, LevelsConfig
-    from weft.compose.paths.resharding import apart
     from weft.compose.paths.routing import RoutingConfig, generative, shards
     from weft.compose.registry import write_member
     from weft.compose.space import numbers_digest
     from weft.model.config import plain
-    from weft.model.weights import whole_folder, write_json
+    from weft.model.weights import require_free, whole_folder, write_json
 
+    require_free(folder)
     trained = open_trained(str(source), home_of(context))
     cut = Levels(LevelsConfig(levels=counts, ends=ends.value), plain(trained.config))
     length = seq_len or min(cut.model.max_seq_len, 1024)
@@ -150,20 +150,16 @@ def route(
     )
     require_usable(record)
     config = RoutingConfig(kind="k_means" if how is Clusters.k_means else "product_k_means", overlap=overlap)
-    sides = [(side, each) for side, each in sided(own_source(data), Path.cwd(), heldout) if each.text.strip()]
-    train, held = ([each for side, each in sides if side == wanted] for wanted in ("train", "heldout"))
-    given = Documents(train, held, ())
-    if router_share:
-        of_router, of_paths = apart(len(train), router_share, seed)
-        given = Documents([train[at] for at in of_paths.tolist()], held, [train[at] for at in of_router.tolist()])
+    given = _given(data, heldout, router_share, seed)
     reader = trained.on(device)
-    with Meter("routing", "documents", WorkLine(), SystemClock(), len(given.train) + len(held)) as meter:
+    with Meter("routing", "documents", WorkLine(), SystemClock(), len(given.train) + len(given.heldout)) as meter:
         z = features(reader, prefixes(trained.tokenizer, given.train))
         meter.add(len(z))
-        z_held = features(reader, prefixes(trained.tokenizer, held))
+        z_held = features(reader, prefixes(trained.tokenizer, given.heldout))
         meter.add(len(z_held))
     router = generative(config, cut, z[:: -(-len(z) // MOST_ROUTED)], named, seed)
     mine = shards(router.scores(z), overlap=overlap, least=config.least)
+    require_samples(given.train, mine, cut, trained.tokenizer, length)
     with whole_folder(folder, last=RECORD) as inner:
         write_member(inner / SEED, described("seed", trained, home_of(context)), trained.export)
         (inner / ROUTER).write_bytes(router.to_bytes())
@@ -202,6 +198,7 @@ def path(
 ) -> None:
     """Train a path, its modules together with the other paths that contain them. Prints tickets of those it begins."""
     from weft.compose.paths.folder import TRAINED, called, path_called, path_of, read_shared
+    from weft.model.weights import not_exported
 
     shared, _ = read_shared(folder)
     mine = path_of(which, shared.cut)
@@ -215,7 +212,13 @@ def path(
             )
     target = folder / TRAINED / path_called(mine)
     if target.exists():
-        raise ConfigError(f"{target}: the path is trained. Remove that folder to train it again.")
+        raise ConfigError(
+            f"{target}: the path is trained. Once all are, train on with documents dealt anew: weft compose reshard."
+        )
+    try:
+        target.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise not_exported(target.parent, error) from None
     settings = machine_settings(machine, {"transports": check_transports(transports)}, use="loop")
     say_loading()
     import torch
@@ -258,7 +261,7 @@ def path(
     write_trained(target, vectors, written.export)
     if watch.best is not None:
         tell(f"written as it was {watch.when}: held out {watch.best.loss:.4f} nats a token")
-    typer.echo(str(target))
+    tell(f"the path lies in {target}")  # what is printed are tickets alone: a file of them may be read again
 
 
 @dataclass
@@ -321,6 +324,7 @@ def _train(
     from weft.sync.method.schedule import CosineConfig
 
     tokens, begun = shared.batch_size * shared.seq_len, shared.rounds_before * shared.steps
+    num_steps = shared.rounds * shared.steps
     total = (shared.rounds_before + shared.rounds + shared.more_rounds) * shared.steps * tokens
     schedule = CosineConfig(lr=shared.lr, warmup_tokens=min(30 * tokens, total // 10), total_tokens=total)
     steps = Steps(InnerStepsConfig(every=1, batch_size=shared.batch_size, schedule=schedule), flat)
@@ -329,18 +333,21 @@ def _train(
         runs = HandingIn(parts, threads, SystemClock())
         try:
             runs.start()
-            within, before = 0, -1
+            within, before = 0, -1.0
             while not runs.is_over:
-                if (now := runs.last_round) != before:
+                # The rate falls with the module that is last: that one would go on with its outer momentum alone where
+                # nothing is learnt any more. Modules are not equally far where a path of some was away for rounds.
+                if (now := runs.progress) != before:
                     within, before = 0, now
                 if (made := runs.num_rounds) > watch.num_rounds:
                     watch.look(flat, made)
-                number = begun + min(before * shared.steps + within, shared.rounds * shared.steps - 1)
+                number = begun + min(round(now * num_steps) + within, num_steps - 1)
                 with runs.step():
                     loss = steps.make(windows, 1, lambda at: stream(0, "paths", "batch", place, at), first=number)
                 within += 1
                 runs.hand_in(weight, loss)
-            watch.look(flat, runs.last_round)
+            if (made := runs.last_round) > watch.num_rounds:  # else all were complete before
+                watch.look(flat, made)
         except BaseException as error:
             runs.close(error)
             raise
@@ -353,6 +360,28 @@ def _tensor(flat: "FlatModel", name: str) -> Any:
 
 def _say(module: str, ticket: str) -> None:
     typer.echo(f"{module} {ticket}")
+
+
+def _given(data: Sequence[str], heldout: float, router_share: float, seed: int) -> "Documents":
+    """Return documents that have text: to train on, held out, and kept apart for routers.
+
+    Raises:
+        ConfigError: too few.
+    """
+    from weft.compose.experts.split import sided
+    from weft.compose.paths.dealing import Documents
+    from weft.compose.paths.resharding import apart
+
+    sides = [(side, each) for side, each in sided(own_source(list(data)), Path.cwd(), heldout) if each.text.strip()]
+    train, held = ([each for side, each in sides if side == wanted] for wanted in ("train", "heldout"))
+    if not train:
+        raise ConfigError(
+            "--data: nothing is left to train on: documents are blank, or all of their text is held out. Give more."
+        )
+    if not router_share:
+        return Documents(train, held, ())
+    of_router, of_paths = apart(len(train), router_share, seed)
+    return Documents([train[at] for at in of_paths.tolist()], held, [train[at] for at in of_router.tolist()])
 
 
 def _levels(given: str) -> tuple[int, ...]:
@@ -393,20 +422,18 @@ def _windows(folder: Path, mine: "ModulePath", shared: "SharedPaths", words: "To
     """Return a path's documents as samples, one after the other.
 
     Raises:
-        ConfigError: they are too few.
+        ConfigError: they are not all there, or too few.
     """
     import numpy as np
 
-    from weft.compose.paths.folder import shard_of
-    from weft.data.corpus import JsonlSource, documents
+    from weft.compose.paths.dealing import read_lines, tokens_of
+    from weft.compose.paths.folder import RECORD, shard_of
 
-    size, parts = shared.seq_len + 1, []
-    end = [] if words.end_of_text is None else [words.end_of_text]
-    for document in documents(JsonlSource(paths=(shard_of(mine),)), folder):
-        parts += [words.encode(document.text).astype(np.int64), np.array(end, dtype=np.int64)]
-    ids = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+    file, num, size = folder / shard_of(mine), shared.documents[shared.cut.number_of(mine)], shared.seq_len + 1
+    found = read_lines(file)
+    if len(found) != num:
+        raise ConfigError(f"{file}: {several(len(found), 'document')}, and {RECORD} names {num:,}. Copy it again.")
+    ids = np.concatenate([tokens_of(words, each) for each in found])
     if len(ids) < size:
-        raise ConfigError(
-            f"{folder / shard_of(mine)}: {len(ids):,} tokens, and a sample takes {size}. Give more documents."
-        )
+        raise ConfigError(f"{file}: {len(ids):,} tokens, and a sample takes {size}. Give more documents.")
     return ids[: len(ids) // size * size].reshape(-1, size)

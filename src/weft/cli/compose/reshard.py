@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from weft.data.documents import Document
     from weft.model.transformer import Transformer
 
-Trained_ = Annotated[Path, typer.Argument(help="Of which all paths are trained.", show_default=False)]
+TrainedPaths = Annotated[Path, typer.Argument(help="Of which all paths are trained.", show_default=False)]
 
 
 def reshard(
     context: typer.Context,
-    folder: Trained_,
+    folder: TrainedPaths,
     to: Annotated[Path, typer.Argument(help="The folder to write.", show_default=False)],
     rounds: Annotated[
         int | None,
@@ -58,37 +58,26 @@ def reshard(
     import numpy as np
     from msgspec import structs
 
-    from weft.compose.paths.dealing import heldout_shards, prefixes, read_documents, read_lines, write_documents
-    from weft.compose.paths.features import features
-    from weft.compose.paths.folder import (
-        RECORD,
-        ROUTER,
-        SEED,
-        last_modules,
-        require_name,
-        require_usable,
-        shard_of,
-        write_modules,
+    from weft.compose.paths.dealing import (
+        heldout_shards,
+        prefixes,
+        read_documents,
+        read_lines,
+        require_samples,
+        write_documents,
     )
+    from weft.compose.paths.features import features
+    from weft.compose.paths.folder import RECORD, ROUTER, SEED, last_modules, shard_of, write_modules
     from weft.compose.paths.resharding import ReshardingConfig, reassigned
     from weft.compose.paths.routing import RoutingConfig
     from weft.compose.registry import copy_member
     from weft.compose.space import numbers_digest
-    from weft.model.weights import whole_folder, write_json
+    from weft.model.weights import require_free, whole_folder, write_json
 
+    require_free(to)
     at = _open(context, folder)
     shared, cut = at.shared, at.shared.cut
-    num = rounds or shared.more_rounds or shared.rounds
-    record = structs.replace(
-        shared,
-        name=require_name(to.resolve().name),
-        rounds=num,
-        rounds_before=shared.rounds_before + shared.rounds,
-        more_rounds=max(0, shared.more_rounds - num),
-    )
-    require_usable(record)
-    if record.name == shared.name:
-        raise ConfigError(f"{to}: paths of that name are there, and have runs of their own. Choose another name.")
+    record = _next_phase(shared, to, rounds)
     modules = last_modules(folder, shared)
     given = read_documents(folder, cut, shared.overlap)
     apart = at.kept_apart(given.router)
@@ -102,6 +91,7 @@ def reshard(
     learnt = features(model, prefixes(words, apart.documents)), means
     config = RoutingConfig(overlap=shared.overlap)
     router, mine = reassigned(ReshardingConfig(), config, cut, learnt, z, shared.seed_model)
+    require_samples(given.train, mine, cut, words, shared.seq_len)
     held = heldout_shards(router, features(model, prefixes(words, given.heldout)), shared.overlap)
     with whole_folder(to, last=RECORD) as inner:
         copy_member(folder / SEED, inner / SEED, "seed")
@@ -122,7 +112,7 @@ def reshard(
 
 def reroute(
     context: typer.Context,
-    folder: Trained_,
+    folder: TrainedPaths,
     every: Annotated[int, typer.Option(help="Tokens of a piece: of --route-every, where texts are read.", min=2)] = 64,
     device: Device = "auto",
 ) -> None:
@@ -210,6 +200,30 @@ def _open(context: typer.Context, folder: Path) -> _Opened:
     begun = open_trained(str(folder / SEED), home_of(context))
     require_seed(folder, shared, begun.vector)
     return _Opened(shared, begun)
+
+
+def _next_phase(shared: "SharedPaths", to: Path, rounds: int | None) -> "SharedPaths":
+    """Return the record of the phase after, but for what documents and modules come to.
+
+    Raises:
+        ConfigError: it cannot be called as its folder, or have so many rounds.
+    """
+    from msgspec import structs
+
+    from weft.compose.paths.folder import require_name, require_usable
+
+    num = rounds or shared.more_rounds or shared.rounds
+    found = structs.replace(
+        shared,
+        name=require_name(to.resolve().name),
+        rounds=num,
+        rounds_before=shared.rounds_before + shared.rounds,
+        more_rounds=max(0, shared.more_rounds - num),
+    )
+    require_usable(found)
+    if found.name == shared.name:
+        raise ConfigError(f"{to}: paths of that name are there, and have runs of their own. Choose another name.")
+    return found
 
 
 def _say_learnt(

@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path as Folder
 
 import msgspec
+import numpy as np
 
 from weft.compose.paths.features import Text
-from weft.compose.paths.folder import FOR_ROUTER, shard_of
+from weft.compose.paths.folder import FOR_ROUTER, path_called, shard_of
 from weft.compose.paths.levels import Levels
 from weft.compose.paths.routing import PREFIX, Features, Router, RoutingConfig, Shards, shards
 from weft.data.documents import Document
 from weft.data.tokenizer import Tokenizer
 from weft.errors import ConfigError
+from weft.ids import several
 
 LETTERS = 1 << 10  # of a document, in which its first tokens surely are
 
@@ -43,6 +45,34 @@ def prefixes(words: Tokenizer, given: Sequence[Document]) -> list[Text]:
     return [words.encode(each.text[:LETTERS])[:PREFIX] for each in given]
 
 
+def tokens_of(words: Tokenizer, document: Document) -> Text:
+    """Return a document as it stands in samples: with what ends it, where the tokenizer has that."""
+    end = [] if words.end_of_text is None else [words.end_of_text]
+    return np.concatenate([words.encode(document.text).astype(np.int64), np.array(end, dtype=np.int64)])
+
+
+def require_samples(given: Sequence[Document], train: Shards, cut: Levels, words: Tokenizer, seq_len: int) -> None:
+    """Accept shards of which each has a sample at least.
+
+    Args:
+        train: which documents of `given` are each path's.
+
+    Raises:
+        ConfigError: a path has no whole sample.
+    """
+    for path, mine in zip(cut.paths, train, strict=True):
+        num_tokens = 0
+        for number in mine.tolist():
+            num_tokens += len(tokens_of(words, given[number]))
+            if num_tokens > seq_len:
+                break
+        else:
+            raise ConfigError(
+                f"path {path_called(path)} has {several(len(mine), 'document')} of {num_tokens:,} tokens, and a sample "
+                f"takes {seq_len + 1:,}. Route more documents, with fewer levels, or with a smaller --seq-len."
+            )
+
+
 def heldout_shards(router: Router, z: Features, overlap: int) -> Shards:
     """Return what is held out for each path: a document at least, where there are as many as paths."""
     scores = router.scores(z)
@@ -55,14 +85,9 @@ def write_documents(folder: Folder, cut: Levels, given: Documents, train: Shards
 
     Args:
         train, heldout: which documents of `given` are each path's.
-
-    Raises:
-        ConfigError: a path has none to train on.
     """
     counted = []
     for path, mine, held in zip(cut.paths, train, heldout, strict=True):
-        if not len(mine):
-            raise ConfigError(f"path {'.'.join(map(str, path))} has no documents. Give more, or take fewer levels.")
         _write(folder / shard_of(path), [given.train[number] for number in mine.tolist()])
         _write(folder / shard_of(path, is_heldout=True), [given.heldout[number] for number in held.tolist()])
         counted.append(len(mine))

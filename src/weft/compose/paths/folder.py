@@ -10,7 +10,8 @@
           trained/0.1/modules/         its modules as their runs ended: the next phase begins with them
 
 A module is synchronised by a run of its own among the paths that contain it. Its name, weights and outer rate follow
-from this folder, so all who have it agree.
+from this folder, so all who have it agree. The name has a part of the record's digest: what another folder of the same
+name has left in a home is not gone on with.
 
 A phase is a folder. The next one has documents dealt anew (`resharding`), and modules as the phase before left them.
 
@@ -45,6 +46,7 @@ from weft.model.weights import whole_folder
 from weft.run.config import SyncConfig
 from weft.sync.method.presets import DiLoCoConfig
 from weft.training.device import decoder
+from weft.wire import digest_of
 
 FORMAT = 1
 RECORD, ROUTER, SEED, TRAINED = "paths.json", "router.bin", "seed", "trained"
@@ -54,7 +56,7 @@ LEAST_SEQ_LEN = PREFIX + 2  # of a sample: some of it is scored
 MAX_NBYTES = 1 << 20
 
 _Hex = Annotated[Digest, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-_NAME = r"\A\w[\w.-]{0,39}\Z"  # a module's run is called so, with two numbers more
+_NAME = r"\A\w[\w.-]{0,39}\Z"  # a module's run is called so, with a part of a digest and two numbers more
 
 
 class SharedPaths(Config, frozen=True, kw_only=True):
@@ -127,7 +129,7 @@ class SharedPaths(Config, frozen=True, kw_only=True):
         step = nesterov(self.outer, len(sharing))
         a_round = self.steps * sum(map(self.weight, sharing))
         return SyncConfig(
-            name=f"{self.name}-{called(module)}",
+            name=f"{self.name}-{short(digest_of(self))}-{called(module)}",
             peers=len(sharing),
             samples=self.rounds * a_round,
             batch_size=WHOLE,
@@ -264,7 +266,9 @@ def last_modules(folder: Folder, shared: SharedPaths) -> Modules:
             if not torch.equal(read_module(trained[other], shared.cut, module), found[module]):
                 raise ConfigError(
                     f"{folder / TRAINED}: paths {path_called(first)} and {path_called(other)} have different modules "
-                    f"{called(module)}, which they were trained to share. Copy both again, from those who trained them."
+                    f"{called(module)}, which they were trained to share. Copy both again, from those who trained "
+                    "them. Where one was started again after the other had ended, it went on alone: give it the "
+                    f"other's file {module_file(Folder(), module)}."
                 )
     return Modules(shared.cut, found)
 

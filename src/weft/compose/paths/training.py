@@ -25,7 +25,7 @@ from weft.errors import PeerError
 from weft.sync.round.machine import deadline_s
 
 LEAST = 3.0  # times what it usually takes from the first run that wants a step to the last
-LOOK_S = 1.0
+LOOK_S = 1.0  # some systems deliver no signal in a wait without end
 
 
 class Ended(Protocol):
@@ -40,6 +40,9 @@ class Run(Protocol):
 
     @property
     def round(self) -> int: ...
+
+    @property
+    def progress(self) -> float: ...
 
     @property
     def outcome(self) -> Ended | None: ...
@@ -103,8 +106,12 @@ class HandingIn:
     @property
     def num_rounds(self) -> int:
         """The round that all modules have made, of those whose runs go on; of none, the last that one has made."""
-        going_on = [*self._wanting, *self._waiting.values()]
-        return min((self._parts[each].run.round for each in going_on), default=self.last_round)
+        return min((run.round for run in self._going_on), default=self.last_round)
+
+    @property
+    def progress(self) -> float:
+        """How far the run that is last is, of those that go on, from 0 to 1."""
+        return min((run.progress for run in self._going_on), default=1.0)
 
     @property
     def last_round(self) -> int:
@@ -112,9 +119,17 @@ class HandingIn:
         return max(part.run.round for part in self._parts.values())
 
     def start(self) -> None:
-        """Begin or join all runs, and take what they say."""
-        for started in [self._threads.submit(part.run.start) for part in self._parts.values()]:
-            started.result()
+        """Begin or join all runs side by side, since each may wait for other peers, and take what they say.
+
+        Raises:
+            WeftError: as of `weft.Sync.start`, as soon as one cannot start. Others may still wait then, until all are
+                closed; so they may where somebody breaks this off.
+        """
+        starting = {self._threads.submit(part.run.start) for part in self._parts.values()}
+        while starting:
+            done, starting = wait(starting, LOOK_S, FIRST_COMPLETED)
+            for started in done:
+                started.result()
         for part in self._parts.values():
             part.take()
 
@@ -150,7 +165,7 @@ class HandingIn:
         """Wait until a run has taken its step, and for the others a while."""
         before = self.last_round
         while not wait(self._waiting, LOOK_S, FIRST_COMPLETED).done:
-            pass  # not for ever: some systems deliver no signal meanwhile
+            pass
         first_s = self._clock.now()
         _, late = wait(self._waiting.keys() - self._late, self._patience(self._spreads_s))
         if self.last_round > before and not late:
@@ -167,6 +182,10 @@ class HandingIn:
             self._wanting.add(module)
         else:
             _require_complete(module, part.run)
+
+    @property
+    def _going_on(self) -> list[Run]:
+        return [self._parts[each].run for each in (*self._wanting, *self._waiting.values())]
 
     def _not_wanting(self) -> list[Part]:
         return [part for module, part in self._parts.items() if module not in self._wanting]

@@ -30,6 +30,7 @@ from weft.engine.text import Wanted
 from weft.errors import ConfigError
 from weft.inference.sample import Sampling
 from weft.training.device import decoder
+from weft.wire import digest_of
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_runs_of_modules_follow_from_the_folder(folder: Path) -> None:
     modules = shared.cut.modules
     assert [called(module) for module in modules] == ["0.0", "0.1", "1.0"]  # the ends last
     ends = shared.run_of(Module(1, 0))
-    assert (ends.peers, ends.name) == (2, "talk-1.0")
+    assert (ends.peers, ends.name) == (2, f"talk-{digest_of(shared)[:8]}-1.0")
     method = ends.method
     assert method.lr == pytest.approx(0.7 * 2**0.5)  # type: ignore[union-attr]
     weights = [shared.weight(way) for way in shared.cut.paths]
@@ -84,6 +85,24 @@ def test_runs_of_modules_follow_from_the_folder(folder: Path) -> None:
     assert (alone.peers, alone.method.lr) == (1, pytest.approx(0.7))  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="is no path"):
         path_of("0.1", shared.cut)
+
+
+def test_another_folder_of_the_same_name_has_other_runs(folder: Path, weft: Weft, text: Path, tmp_path: Path) -> None:
+    """Of a loop with the same config a home goes on with what it has, whatever parameters it is begun with."""
+
+    def names(folder: Path) -> list[str]:
+        shared, _ = read_shared(folder)
+        return [shared.run_of(module).name for module in shared.cut.modules]
+
+    line = ("--data", text, "--levels", "2", "--seq-len", "48", "--rounds", "3", "--steps", "2")
+    write(tmp_path / "home", "other", 2)
+    for at, (model, *options) in enumerate((("seed",), ("other",), ("seed", "--lr", "1e-5"))):
+        answer = weft("compose", "route", model, tmp_path / str(at) / "talk", *line, *options)
+        assert answer.code == 0, answer.err
+    shutil.copytree(folder, tmp_path / "copy")
+    assert names(folder) == names(tmp_path / "copy") == names(tmp_path / "0" / "talk")
+    for at in ("1", "2"):
+        assert not set(names(folder)) & set(names(tmp_path / at / "talk"))
 
 
 def test_a_path_that_would_begin_a_module_of_others_is_refused(weft: Weft, folder: Path, tmp_path: Path) -> None:
@@ -337,6 +356,30 @@ def test_a_folder_of_paths_is_called_as_their_runs_can_be(weft: Weft, home: Path
     answer = weft("compose", "route", "seed", tmp_path / ("x" * 41), "--data", text, "--levels", "2")
     assert answer.code == 2
     assert "at most 40" in answer.err
+
+
+def test_what_would_come_to_nothing_is_refused_before_anybody_trains(
+    weft: Weft, home: Path, text: Path, tmp_path: Path, folder: Path
+) -> None:
+    def said(data: Path, to: str = "to") -> str:
+        line = ("compose", "route", "seed", tmp_path / to, "--data", data, "--levels", "2", "--seq-len", "48")
+        answer = weft(*line, "--router-share", "0", "--heldout", "0")
+        assert answer.code == 2, answer.err
+        assert not (tmp_path / "to").exists()
+        return " ".join(answer.err.split())
+
+    (tmp_path / "blank.txt").write_text(" \n")
+    assert "documents are blank" in said(tmp_path / "blank.txt")
+    (tmp_path / "short.jsonl").write_text("\n".join(json.dumps({"text": f"{n}"}) for n in range(30)))
+    assert "documents of" in (found := said(tmp_path / "short.jsonl"))
+    assert "tokens, and a sample takes 49. Route more documents" in found
+    assert "overwrites no folder" in said(tmp_path / "nothing.jsonl", "talk")  # before it is looked for
+    shard = folder / shard_of((0,))
+    shard.write_text("".join(shard.read_text().splitlines(keepends=True)[:-1]))
+    shared, _ = read_shared(folder)
+    answer = weft("compose", "path", folder, "0")
+    assert answer.code == 2
+    assert f"{shared.documents[0] - 1} documents, and paths.json names {shared.documents[0]}" in answer.err
 
 
 def test_nobody_trains_on_nothing_where_nothing_is_held_out(weft: Weft, home: Path, text: Path, tmp_path: Path) -> None:

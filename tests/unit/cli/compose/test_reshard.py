@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -227,6 +228,7 @@ def test_what_cannot_be_dealt_anew_is_refused(weft: Weft, home: Path, folder: Pa
 
     assert "lacks 0.0, 0.1, 1.0, 1.1" in said("reshard", folder, tmp_path / "to")
     assert "lacks 0.0, 0.1, 1.0, 1.1" in said("reroute", folder, "--every", 20)
+    assert "overwrites no folder" in said("reshard", folder, home)  # before anything is read
     train(folder)
     (tmp_path / "elsewhere").mkdir()
     assert "have runs of their own" in said("reshard", folder, tmp_path / "elsewhere" / "talk")
@@ -236,7 +238,9 @@ def test_what_cannot_be_dealt_anew_is_refused(weft: Weft, home: Path, folder: Pa
     shutil.copy(
         folder / TRAINED / "0.0" / MODULES / "1.0.safetensors", folder / TRAINED / "0.1" / MODULES / "1.1.safetensors"
     )
-    assert "0.1 and 1.1 have different modules 1.1" in said("reshard", folder, tmp_path / "to")
+    unlike = said("reshard", folder, tmp_path / "to")
+    assert "0.1 and 1.1 have different modules 1.1" in unlike
+    assert "give it the other's file modules/1.1.safetensors" in unlike
     (folder / FOR_ROUTER).write_bytes(b"")
     for verb in (("reroute", folder, "--every", 20), ("reshard", folder, tmp_path / "to")):
         shutil.rmtree(folder / TRAINED)
@@ -294,16 +298,25 @@ def test_a_router_of_pieces_learns_which_path_is_best_at_the_next(weft: Weft, fo
         read_rerouter(folder, shared, EVERY)
 
 
+def fingerprint(folder: Path, home: Path) -> str:
+    """Return what names paths that are served and routed again."""
+    found = served(folder, "", HOW, home, EVERY)
+    found.engine.close()
+    return found.fingerprint
+
+
 async def test_texts_that_are_routed_again_go_by_it_where_it_is_there(
     weft: Weft, folder: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(folder)
-    (tmp_path / "other.txt").write_text("".join(each.text for each in documents(30)[24:]))
+    (tmp_path / "other.txt").write_text("".join(each.text for each in documents(30)[24:])[:2000])
     given = ("compose", "evaluate", folder, "--data", tmp_path / "other.txt", "--no-monolith", "--route-every", EVERY)
     before, said = json.loads(weft(*given, "--json").out), weft(*given).out
     assert "go by the router of first tokens" in said
     assert f"weft compose reroute {folder} --every {EVERY}" in said
+    print_before = fingerprint(folder, home)
     assert weft("compose", "reroute", folder, "--every", EVERY).code == 0
+    assert fingerprint(folder, home) != print_before
     after, said = json.loads(weft(*given, "--json").out), weft(*given).out
     assert f"go by rerouter-{EVERY}.bin, which is their own" in said
     assert (before["has_rerouter"], after["has_rerouter"]) == (False, True)
@@ -354,6 +367,10 @@ class AlonePeer:
     @property
     def round(self) -> int:
         return self.num_steps // STEPS
+
+    @property
+    def progress(self) -> float:
+        return self.round / ROUNDS
 
     def start(self) -> None:
         AlonePeer.ends.setdefault(0, []).append(self._now())
@@ -419,6 +436,8 @@ def test_a_path_is_written_as_it_was_best_on_its_held_out_documents(weft: Weft, 
         in said
     )
     assert f"written as it was after round {best}: held out {losses[best]:.4f}" in said
+    assert f"the path lies in {one_path / TRAINED / '0'}" in said
+    assert not answer.out  # of lines that are printed a file of tickets is made
 
 
 def test_a_path_may_be_written_as_it_is_at_the_end(weft: Weft, one_path: Path) -> None:
@@ -467,3 +486,110 @@ def test_the_rate_of_a_phase_goes_on_where_the_one_before_ended(
     assert [each.total_tokens for each in schedules] == [ROUNDS * a_round, 2 * ROUNDS * a_round]
     assert numbers_digest(before) != shared.seed_model
     assert CONFIG.width == shared.model.width
+
+
+class Behind(AlonePeer):
+    """The second run's rounds count three quarters, as where another path of the module is away, and it makes four."""
+
+    made: ClassVar[list["Behind"]] = []
+
+    def __init__(self, tensors: dict[str, Tensor], run: Any, **how: Any) -> None:
+        super().__init__(tensors, run, **how)
+        self.num_rounds, self.at_the_end = ROUNDS + len(self.made), self._now()
+        self.made.append(self)
+
+    @property
+    def progress(self) -> float:
+        return self.round / self.num_rounds
+
+    def step(self, weight: int, loss: float) -> bool:
+        self.num_steps += 1
+        if self.round < self.num_rounds:
+            return True
+        self.outcome, self.at_the_end = SimpleNamespace(reason="complete"), self._now()
+        return False
+
+
+def test_the_rate_falls_with_the_module_that_is_last(
+    weft: Weft, one_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers, make = list[int](), Steps.make
+
+    def noted(self: Steps, windows: Any, num: int, draw: Any, first: int = 0) -> float:
+        numbers.append(first)
+        return make(self, windows, num, draw, first)
+
+    monkeypatch.setattr(Steps, "make", noted)
+    monkeypatch.setattr(sync, "Sync", Behind)
+    monkeypatch.setattr(Behind, "made", [])
+    answer = weft("compose", "path", one_path, "0", "--device", "cpu")
+    assert answer.code == 0, answer.err
+    assert (ROUNDS, STEPS, [each.num_rounds for each in Behind.made]) == (3, 2, [3, 4])
+    assert numbers == [0, 1, 2, 3, 3, 4, 4, 5]  # of 6, from 0, 1.5, 3 and 4.5 on
+    for each in Behind.made:  # what the last one's steps do changes nothing in the first
+        assert all(torch.equal(each.at_the_end[name], tensor) for name, tensor in each.tensors.items())
+
+
+# --- runs that cannot begin, or have ended ---
+
+
+class Waiting(AlonePeer):
+    """A run whose peers do not come, until it is closed; the second cannot begin at all."""
+
+    made: ClassVar[list["Waiting"]] = []
+
+    def __init__(self, tensors: dict[str, Tensor], run: Any, **how: Any) -> None:
+        super().__init__(tensors, run, **how)
+        self.number, self.is_closed = len(self.made), threading.Event()
+        self.made.append(self)
+
+    def start(self) -> None:
+        if self.number == 1:
+            raise ConfigError("the ticket is old")
+        assert self.is_closed.wait(20), "whoever waits is not told that it is over"
+
+    def close(self, error: BaseException | None = None) -> None:
+        assert isinstance(error, ConfigError)
+        self.is_closed.set()
+
+
+def test_a_run_that_cannot_begin_is_told_while_others_wait_for_peers(
+    weft: Weft, one_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "Sync", Waiting)
+    monkeypatch.setattr(Waiting, "made", [])
+    answer = weft("compose", "path", one_path, "0", "--device", "cpu")
+    assert (answer.code, len(Waiting.made)) == (2, 2)
+    assert "the ticket is old" in answer.err
+    assert all(each.is_closed.is_set() for each in Waiting.made)
+
+
+def test_a_path_that_could_not_be_written_is_not_trained(
+    weft: Weft, one_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "Sync", None)
+    (one_path / TRAINED).write_bytes(b"")
+    answer = weft("compose", "path", one_path, "0", "--device", "cpu")
+    assert answer.code == 2
+    assert "trained: cannot be written" in answer.err
+
+
+class Complete(AlonePeer):
+    """A run that was complete when it was started again."""
+
+    def start(self) -> None:
+        self.num_steps = ROUNDS * STEPS
+
+    def step(self, weight: int, loss: float) -> bool:
+        self.outcome = SimpleNamespace(reason="complete")
+        return False
+
+
+def test_a_path_whose_runs_are_complete_is_measured_once(
+    weft: Weft, one_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "Sync", Complete)
+    answer = weft("compose", "path", one_path, "0", "--device", "cpu")
+    assert answer.code == 0, answer.err
+    assert answer.err.count(f"after round {ROUNDS}: held out") == 1
+    assert "written as it was at the end" in answer.err

@@ -40,6 +40,10 @@ class Member:
         return self.company.round
 
     @property
+    def progress(self) -> float:
+        return self.round / ROUNDS
+
+    @property
     def outcome(self) -> "Member | None":
         return self if self.company.is_over else None
 
