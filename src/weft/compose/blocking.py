@@ -2,117 +2,85 @@
 one after the other, beside each of them as a decoder.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-import msgspec
 import torch
 from jaxtyping import Float32
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from weft import wire
 from weft.compose.blocks.block import NUM_WAVES, DenoisingBlock, FlatBlock, block_layout, block_over
 from weft.compose.blocks.decode import DenoisingModel
 from weft.compose.blocks.noise import NoiseConfig, NoiseLevels
 from weft.compose.controls import ensemble, losses
-from weft.compose.descent import Descent, DescentConfig, Draw, Trained
-from weft.compose.shelf import Shelf, through
-from weft.compose.space import Space, numbers_digest
+from weft.compose.descent import DescentConfig, Draw
+from weft.compose.lesson import Lesson
+from weft.compose.space import Space
 from weft.compose.stacks.align import head_flops, member_flops
 from weft.compose.stacks.body import body, require_fit, unattached, vector_of
+from weft.compose.stacks.solo import MemberDescent
 from weft.compose.stacks.stack import Stack
 from weft.data.rows import Batch
-from weft.ids import Digest
 from weft.model.config import ModelConfig
 from weft.model.transformer import SectionModule
 
 Losses = Float32[Tensor, " texts"]
 
 
-class BlockDescent(Descent):
+class BlockDescent(MemberDescent[FlatBlock]):
     """Training of one block.
 
     Args:
-        flat: is changed.
         seed: of levels and noise.
     """
 
-    def __init__(self, training: DescentConfig, flat: FlatBlock, draw: Draw, seed: int) -> None:
-        super().__init__(training, draw, {"block": Trained.of(flat)})
-        self._block, self._seed = flat.block, seed
-        self.vector = flat.vector
+    def __init__(self, training: DescentConfig, space: Space, flat: FlatBlock, draw: Draw, seed: int) -> None:
+        super().__init__(training, space, flat, draw)
+        self._seed = seed
 
     def _loss(self, number: int) -> Tensor:
         batch = self._draw(number)
-        return self._block.loss_of_step(batch.tokens, batch.targets, self._seed, number)
+        return self._flat.block.loss_of_step(batch.tokens, batch.targets, self._seed, number)
 
 
-@dataclass(frozen=True, eq=False)
-class Blocking:
-    """What is asked for.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Blocking(Lesson):
+    """What is asked for: a block that begins with a member's layers; its seed is that of levels and noise.
 
     Args:
-        body: of the member whose layers it begins with.
         place: its number, and how many blocks there are.
-        seed: of levels and noise.
     """
 
-    space: Space
-    body: SectionModule
+    name: ClassVar[str] = "block"
+
     noise: NoiseConfig
     place: tuple[int, int]
-    training: DescentConfig
-    batch_size: int
-    seq_len: int
-    seed: int
 
     @property
-    def tokens(self) -> int:
-        return self.training.steps * self.batch_size * self.seq_len
+    def settings(self) -> object:
+        return self.noise, self.place
 
     @property
     def flops(self) -> int:
         return int(self.tokens * block_flops(self.body.config, self.space, self.seq_len))
 
-    def begin(self) -> FlatBlock:
-        """Return the block before any step: what tells it of noise is 0.
+    def begin(self, draw: Draw) -> BlockDescent:
+        return BlockDescent(self.training, self.space, self.block(), draw, self.seed)
+
+    def block(self, vector: Float32[Tensor, " num"] | None = None) -> FlatBlock:
+        """Return the block with what was trained; None: before any step, where nothing tells it of noise.
 
         Raises:
-            ConfigError: it does not fit the space, or there is no such number.
+            ConfigError: the member does not fit the space, or there is no block of such a number.
         """
         config = self.body.config
         require_fit(config, self.space, "the member")
-        layers = vector_of(self.body)
-        tells = layers.new_zeros(block_layout(config).num_parameters - len(layers))
-        levels = NoiseLevels(self.noise, self.space.width)
-        return block_over(torch.cat((layers, tells)), config, self.space, levels, self.place)
-
-    def digest(self, text: Digest) -> Digest:
-        """Return what names all that the training depends on; `text` names what is read."""
-        parts = [self.space.digest, numbers_digest(self.begin().vector), text]
-        told = msgspec.to_builtins((self.noise, self.place, self.training, self.batch_size, self.seq_len, self.seed))
-        return wire.digest(msgspec.json.encode([parts, told]))
-
-    def make(self, draw: Draw, shelf: Shelf, on_step: Callable[[], None]) -> FlatBlock:
-        """Return the block after it; arguments as of `making.make`.
-
-        Raises:
-            NotFinite: it has diverged.
-        """
-        flat = self.begin()
-        found = through(
-            "block",
-            self.training.steps,
-            lambda: BlockDescent(self.training, flat, draw, self.seed),
-            lambda descent: {"vector": descent.vector},
-            shelf,
-            on_step,
-        )
-        with torch.no_grad():
-            flat.vector.copy_(found["vector"])
-        return flat
+        if vector is None:
+            layers = vector_of(self.body)
+            vector = torch.cat((layers, layers.new_zeros(block_layout(config).num_parameters - len(layers))))
+        return block_over(vector, config, self.space, NoiseLevels(self.noise, self.space.width), self.place)
 
     @torch.no_grad()
     def told(self, flat: FlatBlock, text: Batch, size: int = 8) -> float:

@@ -2,17 +2,14 @@
 a causal one, asked for each token by those before it alone.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
-import msgspec
 import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from weft import wire
 from weft.compose.blocks.denoise import (
     BertConfig,
     Masked,
@@ -23,23 +20,23 @@ from weft.compose.blocks.denoise import (
     prefix_logits,
     spans,
 )
-from weft.compose.descent import Descent, DescentConfig, Draw, Trained
-from weft.compose.shelf import Shelf, through
-from weft.compose.space import Space, numbers_digest
+from weft.compose.descent import DescentConfig, Draw
+from weft.compose.lesson import Lesson
+from weft.compose.space import Space
 from weft.compose.stacks.align import head_flops, member_flops
-from weft.compose.stacks.body import require_fit, unattached, vector_of
+from weft.compose.stacks.body import vector_of
+from weft.compose.stacks.solo import MemberDescent, member_over
 from weft.compose.stacks.stack import PostConfig, Stack, uniform
 from weft.data.rows import Batch
-from weft.ids import Digest
 from weft.model.config import ModelConfig
-from weft.model.flat import over
+from weft.model.flat import FlatModel
 from weft.model.transformer import SectionModule
 
 Masks = Literal["bert", "spans"]
 """Single tokens, or UL2's spans."""
 
 
-class DenoisingDescent(Descent):
+class DenoisingDescent(MemberDescent[FlatModel]):
     """Training of one member to tell what is masked.
 
     Args:
@@ -56,16 +53,9 @@ class DenoisingDescent(Descent):
         draw: Draw,
         seed: int,
     ) -> None:
-        shape, vector = member
-        require_fit(shape, space, "the member")
-        self._flat = over(unattached(shape), vector.clone())
-        super().__init__(training, draw, {"member": Trained.of(self._flat)})
-        self._masks, self._space, self._seed = masks, space, seed
-
-    @property
-    def vector(self) -> Float32[Tensor, " num"]:
-        """The member's, which further steps change."""
-        return self._flat.vector
+        super().__init__(training, space, member_over(space, member), draw)
+        self._masks: Masks = masks
+        self._seed = seed
 
     def _loss(self, number: int) -> Tensor:
         tokens = self._draw(number).tokens
@@ -83,54 +73,25 @@ def masked(masks: Masks, space: Space, tokens: Int64[Tensor, "batch tokens"], se
             return spans(tokens, seed, step)
 
 
-@dataclass(frozen=True, eq=False)
-class Denoising:
-    """What is asked for.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Denoising(Lesson):
+    """What is asked for; its seed is that of what is masked."""
 
-    Args:
-        body: of the member.
-        seed: of what is masked.
-    """
+    name: ClassVar[str] = "denoise"
 
-    space: Space
-    body: SectionModule
     masks: Masks
-    training: DescentConfig
-    batch_size: int
-    seq_len: int
-    seed: int
 
     @property
-    def tokens(self) -> int:
-        return self.training.steps * self.batch_size * self.seq_len
+    def settings(self) -> object:
+        return self.masks
 
     @property
     def flops(self) -> int:
-        member = Stack(self.space, (self.body,))
-        return int(self.tokens * (member_flops(member, 0, self.seq_len).total + head_flops(member)))
+        return int(self.tokens * (member_flops(self.member, 0, self.seq_len).total + head_flops(self.member)))
 
-    def digest(self, text: Digest) -> Digest:
-        """Return what names all that the training depends on; `text` names what is read."""
-        parts = [self.space.digest, numbers_digest(vector_of(self.body)), text]
-        told = msgspec.to_builtins((self.masks, self.training, self.batch_size, self.seq_len, self.seed))
-        return wire.digest(msgspec.json.encode([parts, told]))
-
-    def make(self, draw: Draw, shelf: Shelf, on_step: Callable[[], None]) -> Float32[Tensor, " num"]:
-        """Return the vector of the member's body after it; arguments as of `making.make`.
-
-        Raises:
-            NotFinite: it has diverged.
-        """
+    def begin(self, draw: Draw) -> DenoisingDescent:
         member = self.body.config, vector_of(self.body)
-        found = through(
-            "denoise",
-            self.training.steps,
-            lambda: DenoisingDescent(self.masks, self.training, self.space, member, draw, self.seed),
-            lambda descent: {"vector": descent.vector},
-            shelf,
-            on_step,
-        )
-        return found["vector"].to(self.space.embed.device)
+        return DenoisingDescent(self.masks, self.training, self.space, member, draw, self.seed)
 
     @torch.no_grad()
     def told(self, body: SectionModule, text: Batch, size: int = 8) -> float:

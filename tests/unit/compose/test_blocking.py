@@ -27,16 +27,25 @@ WEIGHTS = Digest("1" * 64)
 
 
 def blocking(number: int = 0, training: DescentConfig = TRAINING, config: ModelConfig = CONFIG) -> Blocking:
-    return Blocking(space(), member(1 + number, config), LESS, (number, 2), training, 4, SEQ_LEN, 5)
+    return Blocking(
+        space=space(),
+        body=member(1 + number, config),
+        noise=LESS,
+        place=(number, 2),
+        training=training,
+        batch_size=4,
+        seq_len=SEQ_LEN,
+        seed=5,
+    )
 
 
 def descent(seed: int = 5) -> BlockDescent:
-    return BlockDescent(TRAINING, blocking().begin(), draw(), seed)
+    return BlockDescent(TRAINING, space(), blocking().block(), draw(), seed)
 
 
 def test_a_block_begins_as_the_decoder_that_the_member_is() -> None:
     work, held = blocking(), batch(2)
-    block = work.begin().block
+    block = work.block().block
     assert vector_of(decoder_of(block)).equal(vector_of(work.body))
     z = torch.zeros(*held.tokens.shape, space().width)
     far = block.predict(block.read(held.tokens), z, torch.full(held.tokens.shape, 1e6))
@@ -57,9 +66,9 @@ def test_a_block_that_was_stopped_goes_on_to_the_same_bits() -> None:
 def test_a_block_learns_to_tell_a_token_by_its_noisy_row() -> None:
     training, held = DescentConfig(steps=80, lr=1e-2, warmup_steps=5), windows(text(), SEQ_LEN, 16, 99)(0)
     work = blocking(1, training)
-    flat = work.begin()
+    flat = work.block()
     before = work.told(flat, held)
-    BlockDescent(training, flat, draw(), 5).run()
+    BlockDescent(training, space(), flat, draw(), 5).run()
     assert (after := work.told(flat, held)) < 0.75 * before
     assert work.told(flat, held) == after  # by the same noise
     assert work.tokens == 80 * 4 * SEQ_LEN
@@ -69,13 +78,13 @@ def test_a_block_learns_to_tell_a_token_by_its_noisy_row() -> None:
 @pytest.mark.parametrize(("num_layers", "num_kv_heads"), [(1, 2), (2, 1), (4, 2)])
 def test_operations_are_those_that_are_counted_in_a_step(num_layers: int, num_kv_heads: int) -> None:
     config = msgspec.structs.replace(CONFIG, num_layers=num_layers, num_kv_heads=num_kv_heads)
-    block, held = blocking(config=config).begin().block, batch(2)
+    block, held = blocking(config=config).block().block, batch(2)
     counted = operations(lambda each, step: block.loss_of_step(each.tokens, each.targets, 0, step), held)
     assert block_flops(config, space(), held.tokens.shape[1]) == pytest.approx(counted / held.tokens.numel(), rel=0.1)
 
 
 def test_blocks_are_told_by_their_mean_over_draws_beside_each_of_them_alone() -> None:
-    blocks, held = [blocking(number).begin().block for number in (0, 1)], batch(3)
+    blocks, held = [blocking(number).block().block for number in (0, 1)], batch(3)
     found = told(blocks, held, seed=7, num_draws=3, size=2)
     model = DenoisingModel(blocks)
     contexts = model.read(held.tokens)
@@ -100,7 +109,7 @@ def test_blocks_are_told_by_their_mean_over_draws_beside_each_of_them_alone() ->
 
 
 def test_a_block_is_written_beside_its_layers_and_belongs_to_them(tmp_path: Path) -> None:
-    flat = blocking(1).begin()
+    flat = blocking(1).block()
     flat.vector.data += torch.linspace(-1, 1, len(flat.vector))
     layers = vector_of(decoder_of(flat.block))
     write_block(flat, tmp_path, WEIGHTS)

@@ -40,7 +40,9 @@ def test_a_denoiser_that_was_stopped_goes_on_to_the_same_bits() -> None:
 
 def test_a_member_learns_to_tell_what_is_masked() -> None:
     training, held = DescentConfig(steps=80, lr=1e-2, warmup_steps=5), windows(text(), SEQ_LEN, 16, 99)(0)
-    work = Denoising(space(), member(1), "spans", training, 4, SEQ_LEN, 5)
+    work = Denoising(
+        space=space(), body=member(1), masks="spans", training=training, batch_size=4, seq_len=SEQ_LEN, seed=5
+    )
     assert work.tokens == 80 * 4 * SEQ_LEN
     made = descent("spans", training)
     made.run()

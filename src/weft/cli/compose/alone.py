@@ -10,13 +10,14 @@ weft compose below filler english --data other.txt              what that is wor
 import json
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import partial
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from weft.cli.compose.opened import Part, begun_from, opened_of
+from weft.cli.compose.opened import Asked, Part, begun_from, opened_of, teach
 from weft.cli.compose.parts import (
     USUAL_BATCH,
     USUAL_LR,
@@ -29,8 +30,6 @@ from weft.cli.compose.parts import (
     known,
     samples,
     seq_len_of,
-    texts,
-    training_of,
 )
 from weft.cli.home import home_of
 from weft.cli.terminal import WorkLine, say_loading, tell
@@ -103,36 +102,21 @@ def loop(
     device: Device = "auto",
 ) -> None:
     """Train a member on what it wrote itself, and note that as a new member. Once stopped, it goes on."""
-    from weft.compose.composed import begun
     from weft.compose.member import require_causal
-    from weft.compose.registry import Registry
 
     home, there = home_of(context), begun_from(context, member, name)
-    registry = Registry(home)
     require_causal(there.member)
-    length = seq_len_of([there.member], seq_len)
+    seq_len_of([there.member], seq_len)
     say_loading()
-    from weft.compose.descent import windows
     from weft.compose.looping import Loop
-    from weft.compose.member import Origin
-    from weft.compose.shelf import Shelf
     from weft.compose.stacks.body import body
     from weft.compose.stacks.latents import reads_itself
 
-    opened, clock = opened_of(there, home, device), SystemClock()
-    text, on = texts(opened.trained.tokenizer, data, length), opened.space.embed.device
-    work = Loop(opened.space, opened.body, _config(kind, entropy), training_of(steps, lr), batch_size, length, seed)
-    shelf = Shelf(begun(home, name), clock)
-    shelf.open(work.digest(text.digest))
-    draw = windows(text.train, length, batch_size, seed)
-    with Meter("looping", "steps", WorkLine(), clock, steps) as meter:
-        vector = work.make(lambda number: draw(number).to(on), shelf, meter.add)
-    made = body(opened.body.config, vector)
-    origin = Origin(how="continued", of=(there.member.weights,), tokens=work.tokens, flops=work.flops)
-    Part(name, opened, made, origin, _latents(kind)).write(registry.folder, opened.space)
-    shelf.remove()
-    typer.echo(str(registry.place(name)))
-    dev = text.dev.to(on)
+    asked = Asked(name, data, steps, lr, batch_size, seq_len, seed, device)
+    taught = teach(home, there, asked, "looping", partial(Loop, config=_config(kind, entropy)))
+    opened, work, dev = taught.opened, taught.lesson, taught.dev
+    made = body(opened.body.config, taught.vector)
+    taught.note(home, made, _latents(kind))
     before, after = (reads_itself(work.config, opened.space, each, dev, seed) for each in (opened.body, made))
     tell(f"alone: {before[0]:.3f} nats a token before, {after[0]:.3f} now")
     if entropy is not None and isnan(after[1]):
@@ -305,33 +289,17 @@ def denoise(
     device: Device = "auto",
 ) -> None:
     """Train a member to see all of a text and tell what is masked in it, and note that as a new member."""
-    from weft.compose.composed import begun
-    from weft.compose.registry import Registry
-
     home, there = home_of(context), begun_from(context, member, name)
-    registry = Registry(home)
-    length = seq_len_of([there.member], seq_len)
+    seq_len_of([there.member], seq_len)
     say_loading()
     from weft.compose.denoising import Denoising
-    from weft.compose.descent import windows
-    from weft.compose.member import Origin
-    from weft.compose.shelf import Shelf
     from weft.compose.stacks.body import body
 
-    opened, clock = opened_of(there, home, device), SystemClock()
-    text, on = texts(opened.trained.tokenizer, data, length), opened.space.embed.device
-    work = Denoising(opened.space, opened.body, masks.value, training_of(steps, lr), batch_size, length, seed)
-    shelf = Shelf(begun(home, name), clock)
-    shelf.open(work.digest(text.digest))
-    draw = windows(text.train, length, batch_size, seed)
-    with Meter("denoising", "steps", WorkLine(), clock, steps) as meter:
-        vector = work.make(lambda number: draw(number).to(on), shelf, meter.add)
-    made = body(opened.body.config, vector)
-    origin = Origin(how="continued", of=(there.member.weights,), tokens=work.tokens, flops=work.flops)
-    Part(name, opened, made, origin, "denoise").write(registry.folder, opened.space)
-    shelf.remove()
-    typer.echo(str(registry.place(name)))
-    before, after = (work.told(each, text.dev.to(on)) for each in (opened.body, made))
+    asked = Asked(name, data, steps, lr, batch_size, seq_len, seed, device)
+    taught = teach(home, there, asked, "denoising", partial(Denoising, masks=masks.value))
+    made = body(taught.opened.body.config, taught.vector)
+    taught.note(home, made, "denoise")
+    before, after = (taught.lesson.told(each, taught.dev) for each in (taught.opened.body, made))
     tell(f"what is masked, seen from both sides: {before:.3f} nats a token before, {after:.3f} now")
     tell(f"what it is worth below a causal member: weft compose below {name} MEMBER --data TEXT")
 

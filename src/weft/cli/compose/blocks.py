@@ -7,11 +7,12 @@ weft compose blocks b0 b1 b2 b3 --data other.txt
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.compose.opened import Part, begun_from, opened_of
+from weft.cli.compose.opened import Asked, begun_from, opened_of, teach
 from weft.cli.compose.parts import (
     MOST_CHOSEN,
     USUAL_BATCH,
@@ -28,15 +29,11 @@ from weft.cli.compose.parts import (
     require_one_tokenizer,
     samples,
     seq_len_of,
-    texts,
-    training_of,
 )
 from weft.cli.home import home_of
-from weft.cli.terminal import WorkLine, say_loading, tell
-from weft.clock import SystemClock
+from weft.cli.terminal import say_loading, tell
 from weft.errors import ConfigError
 from weft.ids import several
-from weft.progress import Meter
 
 if TYPE_CHECKING:
     from weft.cli.compose.opened import Opened
@@ -70,41 +67,24 @@ def block(
     device: Device = "auto",
 ) -> None:
     """Train a block alone, to tell the next token by its noisy row, and note it as a new member."""
-    from weft.compose.composed import begun
     from weft.compose.member import require_causal
-    from weft.compose.registry import Registry
 
     home, there = home_of(context), begun_from(context, member, name)
-    registry = Registry(home)
     require_causal(there.member)
     if number >= of:
         raise ConfigError(f"block {number} --of {of}: blocks are numbered from 0 to {of - 1}.")
-    length = seq_len_of([there.member], seq_len)
+    seq_len_of([there.member], seq_len)
     say_loading()
-    from functools import partial
-
     from weft.compose.blocking import Blocking, decoder_of
     from weft.compose.blocks.kept import write_block
     from weft.compose.blocks.noise import NoiseConfig
-    from weft.compose.descent import windows
-    from weft.compose.member import Origin
-    from weft.compose.shelf import Shelf
 
-    noise, clock = NoiseConfig(low=low, high=high), SystemClock()
-    opened = opened_of(there, home, device)
-    text, on = texts(opened.trained.tokenizer, data, length), opened.space.embed.device
-    work = Blocking(opened.space, opened.body, noise, (number, of), training_of(steps, lr), batch_size, length, seed)
-    shelf = Shelf(begun(home, name), clock)
-    shelf.open(work.digest(text.digest))
-    draw = windows(text.train, length, batch_size, seed)
-    with Meter("training the block", "steps", WorkLine(), clock, steps) as meter:
-        flat = work.make(lambda at: draw(at).to(on), shelf, meter.add)
-    origin = Origin(how="continued", of=(there.member.weights,), tokens=work.tokens, flops=work.flops)
-    part = Part(name, opened, decoder_of(flat.block), origin, "noise", partial(write_block, flat))
-    part.write(registry.folder, opened.space)
-    shelf.remove()
-    typer.echo(str(registry.place(name)))
-    before, after = (work.told(each, text.dev.to(on)) for each in (work.begin(), flat))
+    asked = Asked(name, data, steps, lr, batch_size, seq_len, seed, device)
+    noise = NoiseConfig(low=low, high=high)
+    taught = teach(home, there, asked, "training the block", partial(Blocking, noise=noise, place=(number, of)))
+    work, flat = taught.lesson, taught.lesson.block(taught.vector)
+    taught.note(home, decoder_of(flat.block), "noise", partial(write_block, flat))
+    before, after = (work.told(each, taught.dev) for each in (work.block(), flat))
     tell(f"block {number} of {of}, at its own noise: {before:.3f} nats a token before, {after:.3f} now")
     tell(
         "what all blocks are worth, one after the other: weft compose blocks "

@@ -3,20 +3,26 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import typer
 
-from weft.cli.compose.parts import Known, known_one
+from weft.cli.compose.parts import Known, known_one, seq_len_of, texts, training_of
 from weft.cli.home import home_of
+from weft.cli.terminal import WorkLine
+from weft.clock import SystemClock
 from weft.errors import ConfigError
+from weft.progress import Meter
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from weft.cli.model.trained import Trained
+    from weft.compose.lesson import Lesson
     from weft.compose.member import Latents, Member, Origin
+    from weft.compose.shelf import Shelf
     from weft.compose.space import Space
+    from weft.data.rows import Batch
     from weft.ids import Digest
     from weft.model.transformer import SectionModule
 
@@ -108,3 +114,90 @@ class Single:
 
         member = self.member.trained_on(name, self.member.model, digest(raw(self.vector)), origin)
         write_member(folder / name, member, replace(self.base, vector=self.vector).export)
+
+
+# --- what one member is taught alone ---
+
+L = TypeVar("L", bound="Lesson")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a member is taught: what all lessons have."""
+
+    name: str
+    data: list[str]
+    steps: int
+    lr: float
+    batch_size: int
+    seq_len: int | None
+    seed: int
+    device: str
+
+
+@dataclass(frozen=True, eq=False)
+class Taught(Generic[L]):
+    """What came of a lesson.
+
+    Args:
+        vector: that was trained.
+        dev: text that was not trained on.
+    """
+
+    name: str
+    opened: Opened
+    lesson: L
+    vector: "Tensor"
+    dev: "Batch"
+    shelf: "Shelf"
+
+    def note(
+        self,
+        home: Path,
+        body: "SectionModule",
+        latents: "Latents",
+        beside: "Callable[[Path, Digest], None] | None" = None,
+    ) -> None:
+        """Write it as a new member, and print where that lies; arguments as of `Part`."""
+        from weft.compose.member import Origin
+        from weft.compose.registry import Registry
+
+        lesson, registry, before = self.lesson, Registry(home), self.opened.known.member
+        origin = Origin(how="continued", of=(before.weights,), tokens=lesson.tokens, flops=lesson.flops)
+        Part(self.name, self.opened, body, origin, latents, beside).write(registry.folder, self.opened.space)
+        self.shelf.remove()
+        typer.echo(str(registry.place(self.name)))
+
+
+def teach(home: Path, there: Known, asked: Asked, doing: str, lesson_of: Callable[..., L]) -> Taught[L]:
+    """Train a member alone, or go on where that was stopped.
+
+    Args:
+        doing: what is done, for people who wait.
+        lesson_of: makes the lesson, given all that every one has.
+
+    Raises:
+        ConfigError: another lesson was begun under this name, or too little text.
+        NotFinite: it has diverged.
+    """
+    from weft.compose.composed import begun
+    from weft.compose.descent import windows
+    from weft.compose.shelf import Shelf
+
+    length, clock = seq_len_of([there.member], asked.seq_len), SystemClock()
+    opened = opened_of(there, home, asked.device)
+    text, on = texts(opened.trained.tokenizer, asked.data, length), opened.space.embed.device
+    lesson = lesson_of(
+        space=opened.space,
+        body=opened.body,
+        training=training_of(asked.steps, asked.lr),
+        batch_size=asked.batch_size,
+        seq_len=length,
+        seed=asked.seed,
+    )
+    shelf = Shelf(begun(home, asked.name), clock)
+    shelf.open(lesson.digest(text.digest))
+    draw = windows(text.train, length, asked.batch_size, asked.seed)
+    with Meter(doing, "steps", WorkLine(), clock, asked.steps) as meter:
+        vector = lesson.make(lambda number: draw(number).to(on), shelf, meter.add)
+    return Taught(asked.name, opened, lesson, vector, text.dev.to(on), shelf)

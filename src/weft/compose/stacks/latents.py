@@ -22,15 +22,15 @@ from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from weft.compose.descent import Descent, DescentConfig, Draw, Trained
+from weft.compose.descent import DescentConfig, Draw
 from weft.compose.space import Space, normed
 from weft.compose.stacks.align import head_flops, member_flops
-from weft.compose.stacks.body import require_fit, unattached
+from weft.compose.stacks.solo import MemberDescent, member_over
 from weft.compose.stacks.stack import Stack
 from weft.config import Config
 from weft.data.rows import UNTRAINED, Batch
 from weft.model.config import ModelConfig
-from weft.model.flat import over
+from weft.model.flat import FlatModel
 from weft.model.transformer import SectionModule
 from weft.rng import stream
 
@@ -64,7 +64,7 @@ class LatentConfig(Config, frozen=True, kw_only=True):
         return self.p0 + (self.p1 - self.p0) * min(done, 1.0)
 
 
-class LatentDescent(Descent):
+class LatentDescent(MemberDescent[FlatModel]):
     """Training of one member with a latent loop.
 
     Args:
@@ -81,18 +81,8 @@ class LatentDescent(Descent):
         draw: Draw,
         seed: int,
     ) -> None:
-        shape, vector = member
-        require_fit(shape, space, "the member")
-        self._flat = over(unattached(shape), vector.clone())
-        super().__init__(training, draw, {"member": Trained.of(self._flat)})
-        self._latent = config
-        self._space = space
-        self._seed = seed
-
-    @property
-    def vector(self) -> Float32[Tensor, " num"]:
-        """The member's, which further steps change."""
-        return self._flat.vector
+        super().__init__(training, space, member_over(space, member), draw)
+        self._latent, self._seed = config, seed
 
     def _loss(self, number: int) -> Tensor:
         batch, config = self._draw(number), self._latent

@@ -23,14 +23,14 @@ from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from weft.compose.descent import Descent, DescentConfig, Trained
+from weft.compose.descent import DescentConfig
 from weft.compose.space import Space, normed
-from weft.compose.stacks.body import require_fit, unattached
+from weft.compose.stacks.solo import MemberDescent, member_over
 from weft.config import Config
 from weft.data.rows import UNTRAINED, Batch
 from weft.errors import ConfigError
 from weft.model.config import ModelConfig
-from weft.model.flat import over
+from weft.model.flat import FlatModel
 from weft.model.transformer import SectionModule
 
 _AT_A_TIME = 16  # texts that are told
@@ -157,7 +157,7 @@ def together(texts: Sequence[Staged], filler: int) -> Thoughts:
     return Thoughts(Batch(tokens, targets), filled([each.is_latent for each in texts], False).bool())
 
 
-class ThoughtDescent(Descent):
+class ThoughtDescent(MemberDescent[FlatModel]):
     """Training of one member in one stage.
 
     Args:
@@ -172,17 +172,8 @@ class ThoughtDescent(Descent):
         member: tuple[ModelConfig, Float32[Tensor, " num"]],
         draw: Callable[[int], Thoughts],
     ) -> None:
-        shape, vector = member
-        require_fit(shape, space, "the member")
-        self._flat = over(unattached(shape), vector.clone())
-        super().__init__(training, lambda number: draw(number).batch, {"member": Trained.of(self._flat)})
-        self._space = space
+        super().__init__(training, space, member_over(space, member), lambda number: draw(number).batch)
         self._thoughts = draw
-
-    @property
-    def vector(self) -> Float32[Tensor, " num"]:
-        """The member's, which further steps change."""
-        return self._flat.vector
 
     def _loss(self, number: int) -> Tensor:
         batch, is_latent = self._thoughts(number)
