@@ -26,7 +26,12 @@ from weft.cli.compose.parts import (
     BatchSize,
     Device,
     HeldOut,
+    NewMember,
+    OneMember,
+    PeakRate,
     SeqLen,
+    Steps,
+    TaughtOn,
     known,
     samples,
     seq_len_of,
@@ -67,16 +72,9 @@ class Masking(StrEnum):
 
 def loop(
     context: typer.Context,
-    member: Annotated[str, typer.Argument(help="Name of a member, or its folder.", show_default=False)],
-    data: Annotated[
-        list[str],
-        typer.Option(
-            help="Files of text to train on, folders or globs; may be repeated. A tenth is not trained on: its losses "
-            "are told.",
-            show_default=False,
-        ),
-    ],
-    name: Annotated[str, typer.Option(help="What the new member is called.", show_default=False)],
+    member: OneMember,
+    data: TaughtOn,
+    name: NewMember,
     kind: Annotated[
         Kind,
         typer.Option(
@@ -94,8 +92,8 @@ def loop(
             show_default=False,
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = USUAL_STEPS,
-    lr: Annotated[float, typer.Option(help="Peak learning rate.", min=1e-9, max=10.0)] = USUAL_LR,
+    steps: Steps = USUAL_STEPS,
+    lr: PeakRate = USUAL_LR,
     batch_size: BatchSize = USUAL_BATCH,
     seq_len: SeqLen = None,
     seed: Annotated[int, typer.Option(help="Of which samples are drawn, and what is replaced.", min=0)] = 0,
@@ -150,7 +148,7 @@ def _latents(kind: Kind) -> Literal["same", "previous"]:
 
 def think(
     context: typer.Context,
-    member: Annotated[str, typer.Argument(help="Name of a member, or its folder.", show_default=False)],
+    member: OneMember,
     data: Annotated[
         list[str],
         typer.Option(
@@ -159,7 +157,7 @@ def think(
             show_default=False,
         ),
     ],
-    name: Annotated[str, typer.Option(help="What the new member is called.", show_default=False)],
+    name: NewMember,
     latents: Annotated[int, typer.Option(help="Thoughts in place of each step.", min=1, max=64)] = 2,
     stages: Annotated[
         int,
@@ -268,21 +266,14 @@ def _told(work: "Thinking", before: "Answered", without: "Answered", found: "dic
 
 def denoise(
     context: typer.Context,
-    member: Annotated[str, typer.Argument(help="Name of a member, or its folder.", show_default=False)],
-    data: Annotated[
-        list[str],
-        typer.Option(
-            help="Files of text to train on, folders or globs; may be repeated. A tenth is not trained on: its losses "
-            "are told.",
-            show_default=False,
-        ),
-    ],
-    name: Annotated[str, typer.Option(help="What the new member is called.", show_default=False)],
+    member: OneMember,
+    data: TaughtOn,
+    name: NewMember,
     masks: Annotated[
         Masking, typer.Option(help="What is left out: spans of seven kinds (UL2), or single tokens (bert).")
     ] = Masking.spans,
-    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = USUAL_STEPS,
-    lr: Annotated[float, typer.Option(help="Peak learning rate.", min=1e-9, max=10.0)] = USUAL_LR,
+    steps: Steps = USUAL_STEPS,
+    lr: PeakRate = USUAL_LR,
     batch_size: BatchSize = USUAL_BATCH,
     seq_len: SeqLen = None,
     seed: Annotated[int, typer.Option(help="Of which samples are drawn, and what is masked.", min=0)] = 0,

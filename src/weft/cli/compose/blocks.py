@@ -23,7 +23,12 @@ from weft.cli.compose.parts import (
     Device,
     HeldOut,
     Members,
+    NewMember,
+    OneMember,
+    PeakRate,
     SeqLen,
+    Steps,
+    TaughtOn,
     known,
     known_one,
     require_one_tokenizer,
@@ -43,24 +48,17 @@ if TYPE_CHECKING:
 
 def block(
     context: typer.Context,
-    member: Annotated[str, typer.Argument(help="Name of a member, or its folder.", show_default=False)],
+    member: OneMember,
     number: Annotated[int, typer.Argument(help="Which part of the noise is its own; 0: the most.", min=0)],
     of: Annotated[int, typer.Option(help="Blocks there will be.", min=1, max=64, show_default=False)],
-    data: Annotated[
-        list[str],
-        typer.Option(
-            help="Files of text to train on, folders or globs; may be repeated. A tenth is not trained on: its losses "
-            "are told.",
-            show_default=False,
-        ),
-    ],
-    name: Annotated[str, typer.Option(help="What the new member is called.", show_default=False)],
+    data: TaughtOn,
+    name: NewMember,
     low: Annotated[
         float, typer.Option(help="The least noise, in lengths of a row of the space.", min=1e-3, max=1e3)
     ] = 1.0,
     high: Annotated[float, typer.Option(help="The most, likewise.", min=1e-3, max=1e3)] = 10.0,
-    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = USUAL_STEPS,
-    lr: Annotated[float, typer.Option(help="Peak learning rate.", min=1e-9, max=10.0)] = USUAL_LR,
+    steps: Steps = USUAL_STEPS,
+    lr: PeakRate = USUAL_LR,
     batch_size: BatchSize = USUAL_BATCH,
     seq_len: SeqLen = None,
     seed: Annotated[int, typer.Option(help="Of which samples are drawn, and of noise.", min=0)] = 0,

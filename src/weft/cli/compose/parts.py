@@ -50,6 +50,18 @@ TrainedOn = Annotated[
         show_default=False,
     ),
 ]
+OneMember = Annotated[str, typer.Argument(help="Name of a member, or its folder.", show_default=False)]
+TaughtOn = Annotated[
+    list[str],
+    typer.Option(
+        help="Files of text to train on, folders or globs; may be repeated. A tenth is not trained on: its losses are "
+        "told.",
+        show_default=False,
+    ),
+]
+NewMember = Annotated[str, typer.Option(help="What the new member is called.", show_default=False)]
+Steps = Annotated[int, typer.Option(help="Training steps.", min=1)]
+PeakRate = Annotated[float, typer.Option(help="Peak learning rate.", min=1e-9, max=10.0)]
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Samples in each step.", min=1)]
 NewName = Annotated[str, typer.Option(help="What the composed model is called.", show_default=False)]
 Device = Annotated[str, typer.Option(help="Where torch runs.")]

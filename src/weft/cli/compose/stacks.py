@@ -26,6 +26,7 @@ from weft.cli.compose.parts import (
     Members,
     ModelName,
     NewName,
+    PeakRate,
     SeqLen,
     TrainedOn,
     halves,
@@ -76,7 +77,7 @@ def align(
     data: TrainedOn,
     name: NewName,
     asked: Asked,
-    lr: Annotated[float, typer.Option(help="Peak learning rate.", min=1e-9, max=10.0)] = USUAL_LR,
+    lr: PeakRate = USUAL_LR,
     seed: Annotated[int, typer.Option(help="Of which samples are drawn.", min=0)] = 0,
     device: Device = "auto",
 ) -> None:
