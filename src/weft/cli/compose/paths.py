@@ -258,7 +258,7 @@ def path(
     written = replace(begun, config=shared.model, vector=best.cpu())
     ends = flat.vector.cpu()
     vectors = {module: cut(shared.model, ends, shared.cut.section_of(module)) for module in modules}
-    write_trained(target, vectors, written.export)
+    write_trained(target, shared, mine, vectors, written.export)
     if watch.best is not None:
         tell(f"written as it was {watch.when}: held out {watch.best.loss:.4f} nats a token")
     tell(f"the path lies in {target}")  # what is printed are tickets alone: a file of them may be read again

@@ -8,6 +8,7 @@
           paths.json                   levels, steps, rounds
           trained/0.1/                 a path, once it is trained, as it was best: a Hugging Face folder
           trained/0.1/modules/         its modules as their runs ended: the next phase begins with them
+          trained/0.1/path.json        which path it is, and of which phase
 
 A module is synchronised by a run of its own among the paths that contain it. Its name, weights and outer rate follow
 from this folder, so all who have it agree. The name has a part of the record's digest: what another folder of the same
@@ -42,7 +43,7 @@ from weft.errors import ConfigError, WireError
 from weft.ids import Digest, short
 from weft.model.config import ModelConfig
 from weft.model.flat import paste
-from weft.model.weights import whole_folder
+from weft.model.weights import whole_folder, write_json
 from weft.run.config import SyncConfig
 from weft.sync.method.presets import DiLoCoConfig
 from weft.training.device import decoder
@@ -50,6 +51,7 @@ from weft.wire import digest_of
 
 FORMAT = 1
 RECORD, ROUTER, SEED, TRAINED = "paths.json", "router.bin", "seed", "trained"
+PATH = "path.json"
 MODULES, FOR_ROUTER = "modules", "router.jsonl"
 WHOLE = 1000  # samples that a step of the largest shard counts as: others' steps count by their documents
 LEAST_SEQ_LEN = PREFIX + 2  # of a sample: some of it is scored
@@ -138,6 +140,18 @@ class SharedPaths(Config, frozen=True, kw_only=True):
         )
 
 
+class TrainedAs(Config, frozen=True, kw_only=True):
+    """What stands beside a path that is trained.
+
+    Args:
+        paths: digest of the record of the paths that it is one of, in their phase.
+        path: which.
+    """
+
+    paths: _Hex
+    path: str
+
+
 def require_name(name: str) -> str:
     """
     Raises:
@@ -205,7 +219,7 @@ def trained_folders(folder: Folder, shared: SharedPaths) -> dict[Path, Folder]:
     """Return where each trained path lies.
 
     Raises:
-        ConfigError: not all are there.
+        ConfigError: not all are there, or one was trained elsewhere: as another path, or in another phase.
     """
     found = {path: folder / TRAINED / path_called(path) for path in shared.cut.paths}
     if missing := [path_called(path) for path, at in found.items() if not at.exists()]:
@@ -213,7 +227,20 @@ def trained_folders(folder: Folder, shared: SharedPaths) -> dict[Path, Folder]:
             f"{folder} lacks {', '.join(missing[:8])}: not all of its paths are trained, or some lie on the machines "
             f"that trained them. Copy their folders into {folder / TRAINED}."
         )
+    for path, at in found.items():
+        if _trained_as(at) != TrainedAs(paths=digest_of(shared), path=path_called(path)):
+            raise ConfigError(
+                f"{at}: was not trained as path {path_called(path)} of {folder}, or not in this phase. Copy there what "
+                f"`weft compose path` has written for it."
+            )
     return found
+
+
+def _trained_as(at: Folder) -> TrainedAs | None:
+    try:
+        return msgspec.json.decode((at / PATH).read_bytes(), type=TrainedAs)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 # --- modules ---
@@ -274,7 +301,11 @@ def last_modules(folder: Folder, shared: SharedPaths) -> Modules:
 
 
 def write_trained(
-    folder: Folder, vectors: Mapping[Module, Float32[torch.Tensor, " num"]], write_model: Callable[[Folder], None]
+    folder: Folder,
+    shared: SharedPaths,
+    path: Path,
+    vectors: Mapping[Module, Float32[torch.Tensor, " num"]],
+    write_model: Callable[[Folder], None],
 ) -> None:
     """Write a path that is trained, whole or not at all.
 
@@ -293,6 +324,12 @@ def write_trained(
             file.rename(partial / file.name)
         inner.rmdir()
         write_modules(partial, vectors)
+        note_trained(partial, shared, path)
+
+
+def note_trained(folder: Folder, shared: SharedPaths, path: Path) -> None:
+    """Write beside a path that is trained which it is, and of which paths."""
+    write_json(folder / PATH, TrainedAs(paths=digest_of(shared), path=path_called(path)))
 
 
 def write_modules(folder: Folder, vectors: Mapping[Module, Float32[torch.Tensor, " num"]]) -> None:

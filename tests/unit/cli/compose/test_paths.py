@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from unit.cli.compose.made import FLOPS, WORDS, served, write
@@ -19,7 +20,17 @@ from weft.cli.serve.composed import composed_at
 from weft.cli.serve.loading import How
 from weft.compose.member import read_member
 from weft.compose.paths.features import features
-from weft.compose.paths.folder import FOR_ROUTER, SEED, TRAINED, called, path_called, path_of, read_shared, shard_of
+from weft.compose.paths.folder import (
+    FOR_ROUTER,
+    SEED,
+    TRAINED,
+    called,
+    note_trained,
+    path_called,
+    path_of,
+    read_shared,
+    shard_of,
+)
 from weft.compose.paths.levels import Module
 from weft.compose.paths.reading import Reader
 from weft.compose.paths.serving import Paths
@@ -137,6 +148,7 @@ def trained(folder: Path, home: Path) -> Path:
     for number, name in enumerate(("0", "1")):
         assert write(home, f"trained-{name}", 20 + number).model.num_layers == 1
         shutil.copytree(home / "members" / f"trained-{name}", folder / TRAINED / name)
+        note_trained(folder / TRAINED / name, read_shared(folder)[0], (number,))
     return folder
 
 
@@ -146,6 +158,19 @@ HOW = How(device="cpu", cache="1MB", numbers="fp32")  # type: ignore[arg-type]
 def test_paths_that_are_not_all_trained_are_not_served(folder: Path, home: Path) -> None:
     with pytest.raises(ConfigError, match="lacks 0, 1"):
         served(folder, "", HOW, home)
+
+
+def test_a_path_of_another_folder_or_another_path_is_not_taken(trained: Path, home: Path) -> None:
+    (trained / TRAINED / "0").rename(trained / "kept")
+    shutil.copytree(trained / TRAINED / "1", trained / TRAINED / "0")
+    with pytest.raises(ConfigError, match="was not trained as path 0 of"):
+        served(trained, "", HOW, home, 0)
+    shutil.rmtree(trained / TRAINED / "0")
+    (trained / "kept").rename(trained / TRAINED / "0")
+    shared, _ = read_shared(trained)
+    note_trained(trained / TRAINED / "1", replace(shared, rounds_before=5), (1,))
+    with pytest.raises(ConfigError, match="path 1 of .* or not in this phase"):
+        served(trained, "", HOW, home, 0)
 
 
 async def test_each_text_is_drawn_by_its_path(trained: Path, home: Path) -> None:
@@ -211,6 +236,7 @@ async def test_what_was_drawn_counts_on_whatever_path_goes_on(folder: Path, home
     for name in ("0", "1"):
         write(home, f"trained-{name}", 20)
         shutil.copytree(home / "members" / f"trained-{name}", folder / TRAINED / name)
+        note_trained(folder / TRAINED / name, read_shared(folder)[0], (int(name),))
     prompt, texts = tuple(int(token) for token in WORDS.encode("who was it? ")), list[list[int]]()
     drawing = Drawing(temperature=0.8, seed=bytes(32), frequency=0.7, presence=0.2, repetition=1.2)
     for every in (None, EVERY):

@@ -84,7 +84,8 @@ def train(folder: Path) -> Modules:
     )
     for number, path in enumerate(shared.cut.paths):
         best = Trained(folder, shared.model, modules.vector(path) * (1 + 0.1 * number), WORDS, None)
-        write_trained(folder / TRAINED / path_called(path), modules.parts(path, modules.vector(path)), best.export)
+        parts = modules.parts(path, modules.vector(path))
+        write_trained(folder / TRAINED / path_called(path), shared, path, parts, best.export)
     return modules
 
 
