@@ -169,7 +169,7 @@ def test_a_path_of_another_folder_or_another_path_is_not_taken(trained: Path, ho
     (trained / "kept").rename(trained / TRAINED / "0")
     shared, _ = read_shared(trained)
     note_trained(trained / TRAINED / "1", replace(shared, rounds_before=5), (1,))
-    with pytest.raises(ConfigError, match="path 1 of .* or not in this phase"):
+    with pytest.raises(ConfigError, match=r"path 1 of .* or not in this phase"):
         served(trained, "", HOW, home, 0)
 
 
