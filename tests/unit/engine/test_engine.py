@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from unit.engine.test_step import CONFIG, CPU, text_of, vector_of
 from weft.engine.draft import Draft
 from weft.engine.draw import Drawing, Drawn
-from weft.engine.engine import MAX_WAITING, Engine, Turns
+from weft.engine.engine import MAX_WAITING, Engine, Turns, close_all
 from weft.engine.scheduling.budget import ALONE_S, GRAIN, SHARED_S, Budget
 from weft.engine.scheduling.pages import PAGE
 from weft.engine.scheduling.schedule import Row, Scheduler
@@ -578,6 +578,32 @@ async def test_engines_that_share_turns_step_one_at_a_time_and_draw_what_each_dr
         goes_on.set()
         for each in engines:
             each.close()
+
+
+async def test_engines_that_share_turns_end_together_after_one_step_of_each() -> None:
+    turns, begun, goes_on = Turns(), list[Stepper](), threading.Event()
+
+    class Gated(Stepper):
+        def step(self, pieces: Any) -> torch.Tensor:
+            begun.append(self)
+            goes_on.wait(60)
+            return super().step(pieces)
+
+    engines = [made(turns=turns, steps=Gated) for _ in range(3)]
+    closing = threading.Thread(target=close_all, args=(engines,), daemon=True)
+    try:
+        texts = [each.begin(wanted(PROMPTS[2], num=100)) for each in engines]
+        await until(lambda: len(turns._line) == len(engines))
+        closing.start()
+        await until(lambda: not any(each._asked.empty() for each in engines))
+    finally:
+        goes_on.set()
+        closing.join(60)
+    assert len(begun) == len(engines), "no text goes on while others are to end"
+    for text in texts:
+        await whole(text)
+        assert text.ended == "cancelled"
+    close_all([])
 
 
 async def test_prompts_are_read_for_a_shorter_time_while_others_wait_for_the_device(

@@ -138,8 +138,9 @@ class Loaded:
 
     def close(self) -> None:
         """End all texts."""
-        for model in self.models.values():
-            model.engine.close()
+        from weft.engine.engine import close_all
+
+        close_all([model.engine for model in self.models.values()])
 
 
 def named(num_models: int, names: Sequence[str]) -> Sequence[str]:
