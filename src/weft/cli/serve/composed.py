@@ -39,7 +39,7 @@ def open_composed(folder: Path, name: str, here: Here, home: Path, every: int | 
         every: of paths, tokens after which a text is routed again; None: never.
 
     Raises:
-        ConfigError: more context than the models read, or the folder is not whole.
+        ConfigError: more context than the models read, exact numbers of what has none, or the folder is not whole.
     """
     from weft.compose.composed import COMPOSED, Merged, Stacked, read_composed
     from weft.compose.paths.folder import has_paths
@@ -93,6 +93,7 @@ def _experts(folder: Path, told: "Experts", name: str, here: Here, home: Path) -
     from weft.compose.composed import COMPOSED
     from weft.compose.experts.split import CLUSTERS
 
+    _require_rounded(here.kind, "experts that are asked together have no exact numbers: what each counts is rounded")
     experts = [open_trained(str(folder / each), home) for each in told.members]
     first, configs = experts[0], [each.config for each in experts]
     context = here.context(min(each.max_seq_len for each in configs), name)
@@ -122,6 +123,7 @@ def _mixture(folder: Path, name: str, here: Here) -> Opened:
     from weft.store.chunks import raw
     from weft.wire import digest
 
+    _require_rounded(here.kind, "a mixture has no exact numbers: its router's are not")
     config = read_mixture_config(folder)
     check_size(mixture_layout(config).num_parameters, PeerConfig().max_parameters)
     context, vocab_size = here.context(config.model.max_seq_len, name), config.model.vocab_size
@@ -196,6 +198,15 @@ def _engine(
     return Engine(
         steps, vocab_size=vocab_size, context=context, num_pages=planned.num_pages, on_step=on_step, turns=turns
     )
+
+
+def _require_rounded(kind: "Kind", why: str) -> None:
+    """
+    Raises:
+        ConfigError: exact numbers, which are refused.
+    """
+    if kind == "exact":
+        raise ConfigError(f"{why}. Choose int8 or bf16.")
 
 
 def _print_of(prints: Sequence[str], kind: "Kind", *files: Path) -> str:

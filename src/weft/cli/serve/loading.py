@@ -147,13 +147,15 @@ def named(num_models: int, names: Sequence[str]) -> Sequence[str]:
     """Return what each model is to be called; "": as it is called by itself.
 
     Raises:
-        ConfigError: so many names are not for so many models.
+        ConfigError: so many names are not for so many models, or two of them are the same.
     """
     if names and len(names) != num_models:
         raise ConfigError(
             f"--name: {several(len(names), 'name')}, and {several(num_models, 'model')} would have them. Name the "
             "models, and give --name as often, in the same order; or leave it out."
         )
+    if all(names):
+        require_apart(names)
     return names or [""] * num_models
 
 

@@ -153,7 +153,7 @@ def test_what_several_models_cannot_have_is_refused(
     refused(weft, 2, "it guesses for one model, and here are several", "serve", "a", "b", "--draft", "a")
     refused(weft, 2, "1 name, and 2 models would have them", "serve", "a", "b", "--name", "x")
     refused(weft, 2, "two models are called a", "serve", "a", "a", "--port", 0)
-    refused(weft, 2, "two models are called x", "serve", "a", "b", "--name", "x", "--name", "x", "--port", 0)
+    refused(weft, 2, "two models are called x", "serve", "a", "c", "--name", "x", "--name", "x")  # before any is sought
     refused(weft, 2, "of a ticket is served alone", "serve", a_ticket(), "b")
     refused(weft, 17, "'c' is not", "serve", "a", "c", "--port", 0)
     monkeypatch.setattr("weft.cli.serve.serve.run_until_told", lambda *_: None)
