@@ -135,6 +135,8 @@ async def test_each_text_is_drawn_by_its_path(trained: Path, home: Path) -> None
     loaded = served(folder, "", HOW, home)
     engine = loaded.engine
     assert isinstance(engine, Paths)
+    (turns,) = {each._turns for each in engine._engines.values()}
+    assert turns._within is not None, "beside other models all paths are one"
     shared, router = read_shared(folder)
     seed = open_trained(str(folder / SEED), home).on("cpu")
     try:

@@ -138,6 +138,15 @@ def test_memory_is_planned_for_all_models_together(home: Path, monkeypatch: pyte
         all_of(home, "a", "both")
 
 
+def test_engines_of_one_server_take_turns_with_each_other(home: Path) -> None:
+    write_all(home, ["a", "b"])
+    write_stack(home, "both", "ab", PostConfig())
+    loaded = all_of(home, "a", "b", "both")
+    loaded.close()
+    engines: list[Any] = [each.engine for each in loaded.models.values()]
+    assert len({each._turns for each in engines}) == 1
+
+
 def test_models_that_are_called_alike_are_refused_and_named_apart(home: Path) -> None:
     write_all(home, ["a", "b"])
     here = prepared(HOW)
