@@ -184,8 +184,8 @@ def plan_together(models: Sequence[Needs], device: torch.device, kv_nbytes: int 
             held, texts = alone.held, f"a text of {alone.context:,} tokens"
         raise TooLarge(
             f"{held} {_size(weights)} as {models[0].kind}, and {texts} {_size(least)} more; of {device} "
-            f"{_size(free_nbytes)} are free. Close other programs, {'' if alone else 'serve fewer models, '}or choose a "
-            "smaller context."
+            f"{_size(free_nbytes)} are free. Close other programs, {'' if alone else 'serve fewer models, '}or choose "
+            "a smaller context."
         )
     if kv_nbytes is None:
         given = min(max(least, int(KV_SHARE * left)), FULL_TEXTS * least)
