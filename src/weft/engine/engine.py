@@ -232,6 +232,8 @@ class Engine:
         self._asked.put(lambda: self._open(text))
         if self._broken is not None:  # just now, so that the thread may not have seen this one
             raise self._broken
+        if self._is_closed:  # the same
+            text.tell("cancelled")
         return text
 
     def _cancel(self, text: Text) -> None:

@@ -528,6 +528,25 @@ async def test_what_fails_for_one_text_fails_for_no_other(engine: Engine) -> Non
     assert len(await whole(good)) == 12
 
 
+async def test_a_text_that_begins_while_the_engine_ends_is_cancelled(engine: Engine) -> None:
+    asked: Any = engine._asked
+
+    class Late:
+        """What closes the engine just before it is asked."""
+
+        @staticmethod
+        def put(each: Callable[[], None]) -> None:
+            engine._asked = asked
+            engine.close()
+            asked.put(each)
+
+    engine._asked = Late()  # type: ignore[assignment]
+    text = engine.begin(wanted(PROMPTS[1]))
+    async with asyncio.timeout(60):
+        assert await whole(text) == []
+    assert text.ended == "cancelled"
+
+
 # --- several engines of one device ---
 
 
