@@ -1,6 +1,7 @@
 """`weft serve` of what was composed: stacks, experts that are asked together, mixtures, and paths."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,17 +63,18 @@ def _stack(folder: Path, told: "Stacked", name: str, here: Here, home: Path) -> 
     from weft.compose.composed import COMPOSED, MAPS, read_stack
     from weft.compose.stacks.serving import needs_of, steps_of
 
-    members: list[Trained] = []
+    members: list[Trained] = []  # without their numbers, which the stack has
+    prints: list[str] = []
 
     def read(at: Path) -> "tuple[ModelConfig, Tensor]":
-        members.append(open_trained(str(at), home, may_denoise=True))  # in a stack no place sees a later one
-        return members[-1].config, members[-1].vector
+        trained = open_trained(str(at), home, may_denoise=True)  # in a stack no place sees a later one
+        prints.append(trained.fingerprint(here.kind))
+        members.append(replace(trained, vector=trained.vector.new_empty(0)))
+        return trained.config, trained.vector
 
     stack = read_stack(folder, told.stack, read)
     context = here.context(min(each.config.max_seq_len for each in members), name)
     first, made_at = members[0], max(int(each.made_at) for each in members)
-    prints = _print_of([each.fingerprint(here.kind) for each in members], here.kind, folder / COMPOSED, folder / MAPS)
-    members.clear()  # the stack has their numbers
     vocab_size = stack.space.vocab_size
     return Opened(
         name,
@@ -83,7 +85,7 @@ def _stack(folder: Path, told: "Stacked", name: str, here: Here, home: Path) -> 
         first.tokenizer,
         first.came_with,
         made_at,
-        prints,
+        _print_of(prints, here.kind, folder / COMPOSED, folder / MAPS),
     )
 
 
