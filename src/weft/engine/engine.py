@@ -15,7 +15,8 @@ pages and the numbers; others reach it through a queue alone. Engines that share
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import ceil
@@ -115,6 +116,14 @@ class Serves(Protocol):
     def close(self) -> None:
         """End all texts."""
         ...
+
+
+def close_all(engines: Collection[Serves]) -> None:
+    """End all texts of several engines, side by side: one that is to end waits for its turn, and others that have not
+    been told yet would take theirs again and again."""
+    if engines:
+        with ThreadPoolExecutor(len(engines), "closing") as closing:
+            list(closing.map(lambda each: each.close(), engines))
 
 
 @dataclass(eq=False)
@@ -223,6 +232,8 @@ class Engine:
         self._asked.put(lambda: self._open(text))
         if self._broken is not None:  # just now, so that the thread may not have seen this one
             raise self._broken
+        if self._is_closed:  # the same
+            text.tell("cancelled")
         return text
 
     def _cancel(self, text: Text) -> None:

@@ -183,9 +183,9 @@ def plan_together(models: Sequence[Needs], device: torch.device, kv_nbytes: int 
         if alone is not None:
             held, texts = alone.held, f"a text of {alone.context:,} tokens"
         raise TooLarge(
-            f"{held} {_gb(weights)} as {models[0].kind}, and {texts} {_gb(least)} more; of {device} "
-            f"{_gb(free_nbytes)} are free. Close other programs, {'' if alone else 'serve fewer models, '}or choose a "
-            "smaller context."
+            f"{held} {_size(weights)} as {models[0].kind}, and {texts} {_size(least)} more; of {device} "
+            f"{_size(free_nbytes)} are free. Close other programs, {'' if alone else 'serve fewer models, '}or choose "
+            "a smaller context."
         )
     if kv_nbytes is None:
         given = min(max(least, int(KV_SHARE * left)), FULL_TEXTS * least)
@@ -196,7 +196,7 @@ def plan_together(models: Sequence[Needs], device: torch.device, kv_nbytes: int 
                 f"hold {given // alone.page_nbytes * PAGE:,} tokens; one text of the context has {alone.context:,}, and"
             )
         raise ConfigError(
-            f"{_gb(kv_nbytes)} for keys and values {said} that takes {_gb(least)}. Give more, or choose a smaller "
+            f"{_size(kv_nbytes)} for keys and values {said} that takes {_size(least)}. Give more, or choose a smaller "
             "context."
         )
     nums = [each.num_least * given // least for each in models]
@@ -259,5 +259,7 @@ def _draft(draft: DraftModel, device: torch.device, num_pages: int, vocab_size: 
     return Draft(Stepper(weights, KeysAndValues(draft.config, num_pages, device, draft.kind)), vocab_size)
 
 
-def _gb(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.2f} GB"
+def _size(nbytes: int) -> str:
+    """Return a size in words, so that one that is refused and one that is asked for differ."""
+    unit, each = next(((unit, each) for unit, each in (("GB", 1e9), ("MB", 1e6)) if nbytes >= each), ("kB", 1e3))
+    return f"{nbytes / each:.2f} {unit}"

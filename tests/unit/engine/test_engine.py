@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from unit.engine.test_step import CONFIG, CPU, text_of, vector_of
 from weft.engine.draft import Draft
 from weft.engine.draw import Drawing, Drawn
-from weft.engine.engine import MAX_WAITING, Engine, Turns
+from weft.engine.engine import MAX_WAITING, Engine, Turns, close_all
 from weft.engine.scheduling.budget import ALONE_S, GRAIN, SHARED_S, Budget
 from weft.engine.scheduling.pages import PAGE
 from weft.engine.scheduling.schedule import Row, Scheduler
@@ -528,6 +528,25 @@ async def test_what_fails_for_one_text_fails_for_no_other(engine: Engine) -> Non
     assert len(await whole(good)) == 12
 
 
+async def test_a_text_that_begins_while_the_engine_ends_is_cancelled(engine: Engine) -> None:
+    asked: Any = engine._asked
+
+    class Late:
+        """What closes the engine just before it is asked."""
+
+        @staticmethod
+        def put(each: Callable[[], None]) -> None:
+            engine._asked = asked
+            engine.close()
+            asked.put(each)
+
+    engine._asked = Late()  # type: ignore[assignment]
+    text = engine.begin(wanted(PROMPTS[1]))
+    async with asyncio.timeout(60):
+        assert await whole(text) == []
+    assert text.ended == "cancelled"
+
+
 # --- several engines of one device ---
 
 
@@ -578,6 +597,32 @@ async def test_engines_that_share_turns_step_one_at_a_time_and_draw_what_each_dr
         goes_on.set()
         for each in engines:
             each.close()
+
+
+async def test_engines_that_share_turns_end_together_after_one_step_of_each() -> None:
+    turns, begun, goes_on = Turns(), list[Stepper](), threading.Event()
+
+    class Gated(Stepper):
+        def step(self, pieces: Any) -> torch.Tensor:
+            begun.append(self)
+            goes_on.wait(60)
+            return super().step(pieces)
+
+    engines = [made(turns=turns, steps=Gated) for _ in range(3)]
+    closing = threading.Thread(target=close_all, args=(engines,), daemon=True)
+    try:
+        texts = [each.begin(wanted(PROMPTS[2], num=100)) for each in engines]
+        await until(lambda: len(turns._line) == len(engines))
+        closing.start()
+        await until(lambda: not any(each._asked.empty() for each in engines))
+    finally:
+        goes_on.set()
+        closing.join(60)
+    assert len(begun) == len(engines), "no text goes on while others are to end"
+    for text in texts:
+        await whole(text)
+        assert text.ended == "cancelled"
+    close_all([])
 
 
 async def test_prompts_are_read_for_a_shorter_time_while_others_wait_for_the_device(

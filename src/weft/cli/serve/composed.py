@@ -1,6 +1,7 @@
 """`weft serve` of what was composed: stacks, experts that are asked together, mixtures, and paths."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,7 @@ def open_composed(folder: Path, name: str, here: Here, home: Path, every: int | 
         every: of paths, tokens after which a text is routed again; None: never.
 
     Raises:
-        ConfigError: more context than the models read, or the folder is not whole.
+        ConfigError: more context than the models read, exact numbers of what has none, or the folder is not whole.
     """
     from weft.compose.composed import COMPOSED, Merged, Stacked, read_composed
     from weft.compose.paths.folder import has_paths
@@ -62,17 +63,18 @@ def _stack(folder: Path, told: "Stacked", name: str, here: Here, home: Path) -> 
     from weft.compose.composed import COMPOSED, MAPS, read_stack
     from weft.compose.stacks.serving import needs_of, steps_of
 
-    members: list[Trained] = []
+    members: list[Trained] = []  # without their numbers, which the stack has
+    prints: list[str] = []
 
     def read(at: Path) -> "tuple[ModelConfig, Tensor]":
-        members.append(open_trained(str(at), home, may_denoise=True))  # in a stack no place sees a later one
-        return members[-1].config, members[-1].vector
+        trained = open_trained(str(at), home, may_denoise=True)  # in a stack no place sees a later one
+        prints.append(trained.fingerprint(here.kind))
+        members.append(replace(trained, vector=trained.vector.new_empty(0)))
+        return trained.config, trained.vector
 
     stack = read_stack(folder, told.stack, read)
     context = here.context(min(each.config.max_seq_len for each in members), name)
     first, made_at = members[0], max(int(each.made_at) for each in members)
-    prints = _print_of([each.fingerprint(here.kind) for each in members], here.kind, folder / COMPOSED, folder / MAPS)
-    members.clear()  # the stack has their numbers
     vocab_size = stack.space.vocab_size
     return Opened(
         name,
@@ -83,7 +85,7 @@ def _stack(folder: Path, told: "Stacked", name: str, here: Here, home: Path) -> 
         first.tokenizer,
         first.came_with,
         made_at,
-        prints,
+        _print_of(prints, here.kind, folder / COMPOSED, folder / MAPS),
     )
 
 
@@ -93,6 +95,7 @@ def _experts(folder: Path, told: "Experts", name: str, here: Here, home: Path) -
     from weft.compose.composed import COMPOSED
     from weft.compose.experts.split import CLUSTERS
 
+    _require_rounded(here.kind, "experts that are asked together have no exact numbers: what each counts is rounded")
     experts = [open_trained(str(folder / each), home) for each in told.members]
     first, configs = experts[0], [each.config for each in experts]
     context = here.context(min(each.max_seq_len for each in configs), name)
@@ -122,6 +125,7 @@ def _mixture(folder: Path, name: str, here: Here) -> Opened:
     from weft.store.chunks import raw
     from weft.wire import digest
 
+    _require_rounded(here.kind, "a mixture has no exact numbers: its router's are not")
     config = read_mixture_config(folder)
     check_size(mixture_layout(config).num_parameters, PeerConfig().max_parameters)
     context, vocab_size = here.context(config.model.max_seq_len, name), config.model.vocab_size
@@ -196,6 +200,15 @@ def _engine(
     return Engine(
         steps, vocab_size=vocab_size, context=context, num_pages=planned.num_pages, on_step=on_step, turns=turns
     )
+
+
+def _require_rounded(kind: "Kind", why: str) -> None:
+    """
+    Raises:
+        ConfigError: exact numbers, which are refused.
+    """
+    if kind == "exact":
+        raise ConfigError(f"{why}. Choose int8 or bf16.")
 
 
 def _print_of(prints: Sequence[str], kind: "Kind", *files: Path) -> str:

@@ -138,21 +138,24 @@ class Loaded:
 
     def close(self) -> None:
         """End all texts."""
-        for model in self.models.values():
-            model.engine.close()
+        from weft.engine.engine import close_all
+
+        close_all([model.engine for model in self.models.values()])
 
 
 def named(num_models: int, names: Sequence[str]) -> Sequence[str]:
     """Return what each model is to be called; "": as it is called by itself.
 
     Raises:
-        ConfigError: so many names are not for so many models.
+        ConfigError: so many names are not for so many models, or two of them are the same.
     """
     if names and len(names) != num_models:
         raise ConfigError(
             f"--name: {several(len(names), 'name')}, and {several(num_models, 'model')} would have them. Name the "
             "models, and give --name as often, in the same order; or leave it out."
         )
+    if all(names):
+        require_apart(names)
     return names or [""] * num_models
 
 

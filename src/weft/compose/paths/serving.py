@@ -20,7 +20,7 @@ from weft.compose.paths.levels import Path
 from weft.compose.paths.reading import deciding, router_at
 from weft.compose.paths.routing import Router
 from weft.engine.draw import Drawn
-from weft.engine.engine import Engine, Totals
+from weft.engine.engine import Engine, Totals, close_all
 from weft.engine.text import Ending, Full, Text, Wanted, check
 from weft.model.transformer import Transformer
 
@@ -81,8 +81,7 @@ class Paths:
 
     def close(self) -> None:
         """End all texts."""
-        for each in self._engines.values():
-            each.close()
+        close_all(self._engines.values())
 
 
 class Rerouted(Text):

@@ -11,7 +11,9 @@ from unit.cli.compose.made import FLOPS, WORDS, served, write, write_all
 from unit.cli.small import Kept, Weft
 from unit.compose.experts.texts import documents
 from weft.cli.model.trained import Trained
-from weft.cli.serve.loading import How
+from weft.cli.options import Numbers
+from weft.cli.serve.composed import open_composed
+from weft.cli.serve.loading import How, prepared
 from weft.compose.asking import weighting_of
 from weft.compose.composed import Experts, read_composed
 from weft.compose.experts.ensemble import Distance, Posterior, TopK, Uniform
@@ -20,6 +22,7 @@ from weft.compose.registry import write_member
 from weft.data.tokenizer import JsonTokenizer
 from weft.engine.draw import Drawing
 from weft.engine.text import Wanted
+from weft.errors import ConfigError
 from weft.model.flat import assemble
 from weft.model.weights import read_folder, write_json
 from weft.store.chunks import raw
@@ -110,6 +113,8 @@ async def test_a_server_asks_experts_together(weft: Weft, home: Path, text: Path
         assert len([each async for each in begun]) == 8
     finally:
         engine.close()
+    with pytest.raises(ConfigError, match="asked together have no exact numbers"):
+        open_composed(home / "composed" / "both", "", prepared(How(device="cpu", numbers=Numbers.exact)), home)
 
 
 def test_a_soup_is_a_member_where_members_began_alike(weft: Weft, home: Path, text: Path) -> None:

@@ -7,8 +7,9 @@ import pytest
 
 from unit.cli.compose.made import FLOPS, PARENT, WORDS, served, write, write_all
 from unit.cli.small import TEXT, Weft
-from weft.cli.serve.composed import composed_at
-from weft.cli.serve.loading import How
+from weft.cli.options import Numbers
+from weft.cli.serve.composed import composed_at, open_composed
+from weft.cli.serve.loading import How, prepared
 from weft.compose.composed import Merged, read_composed
 from weft.compose.descent import Descent
 from weft.compose.experts.mixtral import read_mixture
@@ -17,6 +18,7 @@ from weft.compose.experts.soup import Ingredient
 from weft.compose.member import read_member
 from weft.engine.draw import Drawing
 from weft.engine.text import Wanted
+from weft.errors import ConfigError
 from weft.model.flat import layout
 from weft.model.weights import read_folder
 
@@ -78,6 +80,8 @@ async def test_a_mixture_is_written_with_its_control_told_exported_and_served(
             assert len([each async for each in begun]) == 6
         finally:
             loaded.engine.close()
+    with pytest.raises(ConfigError, match="a mixture has no exact numbers"):
+        open_composed(tmp_path / "folder", "", prepared(How(device="cpu", numbers=Numbers.exact)), home)
 
 
 def test_a_merge_that_was_stopped_goes_on_to_the_same_bits(

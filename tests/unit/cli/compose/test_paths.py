@@ -179,6 +179,8 @@ async def test_each_text_is_drawn_by_its_path(trained: Path, home: Path) -> None
     loaded = served(folder, "", HOW, home)
     engine = loaded.engine
     assert isinstance(engine, Paths)
+    (turns,) = {each._turns for each in engine._engines.values()}
+    assert turns._within is not None, "beside other models all paths are one"
     shared, router = read_shared(folder)
     seed = open_trained(str(folder / SEED), home).on("cpu")
     try:
@@ -229,6 +231,17 @@ async def test_a_text_that_is_routed_again_is_that_of_the_reader(trained: Path, 
         assert num_changed, "some of them change their path"
     finally:
         engine.close()
+
+
+def test_paths_are_served_beside_a_model_that_has_none(
+    trained: Path, weft: Weft, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.cli.serve.serve.run_until_told", lambda *_: None)
+    answer = weft("serve", "seed", trained, "--route-every", EVERY, "--port", 0, "--threads", 1, "--device", "cpu")
+    assert answer.code == 0, answer.err
+    assert f"pieces of {EVERY} tokens go by the router of first tokens" in answer.err
+    served_ = [line.partition(":")[0] for line in answer.err.splitlines() if "conversation has at most" in line]
+    assert served_ == ["seed", "talk"]
 
 
 async def test_what_was_drawn_counts_on_whatever_path_goes_on(folder: Path, home: Path) -> None:

@@ -138,6 +138,15 @@ def test_memory_is_planned_for_all_models_together(home: Path, monkeypatch: pyte
         all_of(home, "a", "both")
 
 
+def test_engines_of_one_server_take_turns_with_each_other(home: Path) -> None:
+    write_all(home, ["a", "b"])
+    write_stack(home, "both", "ab", PostConfig())
+    loaded = all_of(home, "a", "b", "both")
+    loaded.close()
+    engines: list[Any] = [each.engine for each in loaded.models.values()]
+    assert len({each._turns for each in engines}) == 1
+
+
 def test_models_that_are_called_alike_are_refused_and_named_apart(home: Path) -> None:
     write_all(home, ["a", "b"])
     here = prepared(HOW)
@@ -153,7 +162,7 @@ def test_what_several_models_cannot_have_is_refused(
     refused(weft, 2, "it guesses for one model, and here are several", "serve", "a", "b", "--draft", "a")
     refused(weft, 2, "1 name, and 2 models would have them", "serve", "a", "b", "--name", "x")
     refused(weft, 2, "two models are called a", "serve", "a", "a", "--port", 0)
-    refused(weft, 2, "two models are called x", "serve", "a", "b", "--name", "x", "--name", "x", "--port", 0)
+    refused(weft, 2, "two models are called x", "serve", "a", "c", "--name", "x", "--name", "x")  # before any is sought
     refused(weft, 2, "of a ticket is served alone", "serve", a_ticket(), "b")
     refused(weft, 17, "'c' is not", "serve", "a", "c", "--port", 0)
     monkeypatch.setattr("weft.cli.serve.serve.run_until_told", lambda *_: None)
