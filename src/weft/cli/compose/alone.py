@@ -127,18 +127,25 @@ def loop(
     shelf = Shelf(begun(home, name), clock)
     shelf.open(work.digest(text.digest))
     draw = windows(text.train, length, batch_size, seed)
+    dev = text.dev.to(on)
+    before = reads_itself(work.config, opened.space, opened.body, dev, seed)
+    if entropy is not None and isnan(before[1]):
+        raise ConfigError(
+            f"--entropy {entropy:g}: nowhere in text that is held out is {there.member.name} as unsure as that, so it "
+            "would read nothing that it wrote. Lower it."
+        )
     with Meter("looping", "steps", WorkLine(), clock, steps) as meter:
         vector = work.make(lambda number: draw(number).to(on), shelf, meter.add)
     made = body(opened.body.config, vector)
+    after = reads_itself(work.config, opened.space, made, dev, seed)
     origin = Origin(how="continued", of=(there.member.weights,), tokens=work.tokens, flops=work.flops)
     Part(name, opened, made, origin, _latents(kind)).write(registry.folder, opened.space)
     shelf.remove()
     typer.echo(str(registry.place(name)))
-    dev = text.dev.to(on)
-    before, after = (reads_itself(work.config, opened.space, each, dev, seed) for each in (opened.body, made))
     tell(f"alone: {before[0]:.3f} nats a token before, {after[0]:.3f} now")
-    if entropy is not None and isnan(after[1]):
-        tell(f"nowhere was it as unsure as {entropy:g} nats, so it read nothing that it wrote. Lower --entropy.")
+    if isnan(after[1]):
+        why = "" if entropy is None else f": nowhere is it as unsure as {entropy:g} nats"
+        tell(f"in text that is held out it reads nothing that it wrote{why}")
     else:
         tell(f"where it reads what it wrote: {before[1]:.3f} before, {after[1]:.3f} now")
     tell(f"whether that helps a stack: weft compose align LOWER {name} --data TEXT --name NEW")
@@ -219,16 +226,17 @@ def think(
     fillings: tuple[Filling, ...] = ("thoughts", *CONTROLS)
     with Meter("thinking", "steps", WorkLine(), clock, len(fillings) * work.num_steps) as meter:
         made = {filling: work.make(filling, shelf, meter.add) for filling in fillings}
+    before = work.told(vector_of(opened.body), "nothing", test)
+    without = work.told(made["thoughts"], "nothing", test)
+    lines = _told(work, before, without, {filling: work.told(made[filling], filling, test) for filling in made})
     origin = Origin(
         how="continued", of=(there.member.weights,), tokens=work.read("thoughts"), flops=work.flops("thoughts")
     )
     trained = body(opened.body.config, made["thoughts"])
     Part(name, opened, trained, origin, "previous").write(registry.folder, opened.space)
-    shelf.remove()
+    shelf.remove()  # nothing else has the controls: by now their answers are told
     typer.echo(str(registry.place(name)))
-    before = work.told(vector_of(opened.body), "nothing", test)
-    without = work.told(made["thoughts"], "nothing", test)
-    for line in _told(work, before, without, {filling: work.told(made[filling], filling, test) for filling in made}):
+    for line in lines:
         tell(line)
 
 
@@ -329,11 +337,11 @@ def denoise(
     with Meter("denoising", "steps", WorkLine(), clock, steps) as meter:
         vector = work.make(lambda number: draw(number).to(on), shelf, meter.add)
     made = body(opened.body.config, vector)
+    before, after = (work.told(each, text.dev.to(on)) for each in (opened.body, made))
     origin = Origin(how="continued", of=(there.member.weights,), tokens=work.tokens, flops=work.flops)
     Part(name, opened, made, origin, "denoise").write(registry.folder, opened.space)
     shelf.remove()
     typer.echo(str(registry.place(name)))
-    before, after = (work.told(each, text.dev.to(on)) for each in (opened.body, made))
     tell(f"what is masked, seen from both sides: {before:.3f} nats a token before, {after:.3f} now")
     tell(f"what it is worth below a causal member: weft compose below {name} MEMBER --data TEXT")
 
