@@ -187,7 +187,7 @@ def _below(
     tokens: Int64[Tensor, " tokens"],
     places: Int64[Tensor, " places"],
 ) -> Below:
-    targets, some_places = tokens[places + 1], places.split(max(1, AT_ONCE // len(tokens)))
+    targets, some_places = tokens[places + 1], torch.split(places, max(1, AT_ONCE // len(tokens)))
     members = StackedBody(lower, sees_all=True), StackedBody(top, sees_all=False)
     stacks = Stack(space, (lower, top), uniform(PostConfig(), 2)), Stack(space, (top,))
     stack = torch.cat([prefix_logits(space, members, tokens, some) for some in some_places])
