@@ -3,6 +3,7 @@ a causal one, asked for each token by those before it alone.
 """
 
 from dataclasses import dataclass
+from math import log
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -34,6 +35,9 @@ from weft.model.transformer import SectionModule
 
 Masks = Literal["bert", "spans"]
 """Single tokens, or UL2's spans."""
+AT_ONCE = (
+    8192  # tokens of one forward pass: each place that is asked reads a whole text, and holds what sees what of it
+)
 
 
 class DenoisingDescent(MemberDescent[FlatModel]):
@@ -144,11 +148,12 @@ def _below(
     tokens: Int64[Tensor, " tokens"],
     places: Int64[Tensor, " places"],
 ) -> Below:
-    targets = tokens[places + 1]
+    targets, some_places = tokens[places + 1], torch.split(places, max(1, AT_ONCE // len(tokens)))
     members = StackedBody(lower, sees_all=True), StackedBody(top, sees_all=False)
     stacks = Stack(space, (lower, top), uniform(PostConfig(), 2)), Stack(space, (top,))
-    plain = [each.logits(tokens[None])[0, places] for each in stacks]
-    by_mask = next_by_mask(space, lower, tokens, places)
-    found = [prefix_logits(space, members, tokens, places), *plain, by_mask]
-    mixed = torch.stack([each.softmax(-1) for each in (plain[1], by_mask)]).mean(0).log()
-    return Below(*(cross_entropy(each, targets) for each in (*found, mixed)))
+    stack = torch.cat([prefix_logits(space, members, tokens, some) for some in some_places])
+    by_mask = torch.cat([next_by_mask(space, lower, tokens, some) for some in some_places])
+    masked, alone = (each.logits(tokens[None])[0, places] for each in stacks)
+    losses = [cross_entropy(each, targets, reduction="none") for each in (stack, masked, alone, by_mask)]
+    together = log(2) - torch.stack((-losses[2], -losses[3])).logsumexp(0)
+    return Below(*(each.mean() for each in (*losses, together)))

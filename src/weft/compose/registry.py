@@ -43,14 +43,17 @@ class Registry:
     def place(self, name: str) -> Path:
         return self.folder / name
 
-    def find(self, given: str) -> Path:
+    def find(self, given: str, base: Path = Path()) -> Path:
         """Return the folder of the member that a person means: a folder, or a name here.
+
+        Args:
+            base: the folder that relative paths start from.
 
         Raises:
             NoSuchRun: there is none; says which there are.
         """
-        if (Path(given) / MEMBER).exists():
-            return Path(given)
+        if (base / given / MEMBER).exists():
+            return base / given
         folder = self.place(given)
         if os.sep not in given and not given.startswith(".") and (folder / MEMBER).exists():
             return folder

@@ -326,11 +326,12 @@ def _given(source: Source) -> dict[str, Any]:
 # --- what it takes ---
 
 
-def unsealed(run_file: RunFile, base: Path) -> RunConfig:
+def unsealed(run_file: RunFile, base: Path, home: Path | None = None) -> RunConfig:
     """Return the run of a file whose text is not packed yet: it tells what memory and rounds it takes.
 
     Args:
         base: the folder that relative paths start from.
+        home: where members lie by name; None: none do.
     """
     nothing, tokenizer = Digest("0" * 64), make_tokenizer(run_file.tokenizer, run_file.data, base)
     index = DataIndex(
@@ -343,7 +344,7 @@ def unsealed(run_file: RunFile, base: Path) -> RunConfig:
         vocab_size=tokenizer.vocab_size,
         rows=rows_of(run_file.data.source, run_file.train.seq_len),
     )
-    model = resolve(run_file, tokenizer, base)
+    model = resolve(run_file, tokenizer, base, home)
     resolved = {
         "model": model,
         "base": nothing if has_base(model) else UNSET,

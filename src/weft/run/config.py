@@ -232,7 +232,7 @@ class RunFile(Config, frozen=True, kw_only=True):
             choices.check_graph(method.graph, self.peers, self.electors)
         if self.adapter is not None and not isinstance(self.model, FolderModel):
             raise ConfigError(
-                "adapter: it goes beside a model that has learnt, and this one is made from the seed. Name a folder: "
+                "adapter: it goes beside a model that has learnt and lies in a folder of its own. Name that: "
                 'model = {type = "folder", path = "MODEL"}, or leave it out.'
             )
         is_paired = isinstance(self.data.source, PreferencesSource)
@@ -258,8 +258,8 @@ class RunFile(Config, frozen=True, kw_only=True):
             check_reward(self.reward, self.train.seq_len)
             if not isinstance(self.model, FolderModel):
                 raise ConfigError(
-                    "reward: it improves a model that answers already, and this one is made from the seed. Name a "
-                    'folder: model = {type = "folder", path = "MODEL"}.'
+                    "reward: it improves a model that answers already and lies in a folder of its own. Name that: "
+                    'model = {type = "folder", path = "MODEL"}.'
                 )
             if isinstance(self.adapter, NewAdapter) and self.adapter.dropout:
                 raise ConfigError(

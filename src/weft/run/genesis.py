@@ -127,8 +127,8 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
     check_host(_num_held(model, run_file.stages))
     store = home.private if run_file.is_private else home.shards
     came_with = _came_with(run_file, tokenizer, model, base, home, emit)
+    learnt = _learnt(run_file, model, base, home, emit)  # what is refused is refused before text is packed
     index = _pack(store, run_file, tokenizer, came_with, base, emit)
-    learnt = _learnt(run_file, model, base, home, emit)
     initials = tuple(_put_initials(run_file, model, learnt, home))
     resolved: dict[str, Any] = {
         "model": model,
@@ -443,7 +443,7 @@ def backbone(shaped: SpaceModel, base: Path, home: Path | None) -> Path | None:
     if (base / shaped.member / "config.json").exists():
         return base / shaped.member
     if home is not None:
-        return Registry(home).find(shaped.member)
+        return Registry(home).find(shaped.member, base)
     if shaped.unsaid:
         raise ConfigError(
             f"model.member: {base / shaped.member} is no folder, and here members are not found by name. Name the "

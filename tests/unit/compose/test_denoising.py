@@ -1,5 +1,7 @@
 """A member that learns to tell what is masked, and what it is worth below a causal one, token by token."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from weft.compose.descent import DescentConfig, windows
 from weft.compose.space import normed
 from weft.compose.stacks.body import body
 from weft.data.rows import Batch
+from weft.model.transformer import SectionModule
 
 
 def descent(masks: Masks, training: DescentConfig = TRAINING, seed: int = 5) -> DenoisingDescent:
@@ -72,6 +75,29 @@ def test_each_token_is_asked_for_by_those_before_it_alone(num: int, places: list
         for name, losses in found._asdict().items():
             slow = torch.stack([cross_entropy(logits[name], target) for logits, target in wanted]).mean()
             assert float(losses[row]) == pytest.approx(float(slow), abs=1e-4), name
+
+
+def test_of_many_places_a_few_are_asked_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, rows = below(space(), member(1), member(2), batch(), 9), list[int]()
+
+    def noted(module: SectionModule, x: Tensor, num_seen: Tensor | None = None) -> Tensor:
+        rows.append(len(x))
+        return see_all(module, x, num_seen)
+
+    monkeypatch.setattr("weft.compose.blocks.denoise.see_all", noted)
+    monkeypatch.setattr("weft.compose.denoising.AT_ONCE", 4 * SEQ_LEN)
+    parts = below(space(), member(1), member(2), batch(), 9)
+    assert rows == 2 * len(batch().tokens) * [4, 4, 1]
+    for one, other in zip(whole, parts, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_what_both_hold_for_all_but_impossible_has_a_loss_when_asked_together() -> None:
+    ends, sure = space(), [body(CONFIG, 60 * vector(number)) for number in (1, 2)]
+    ends = replace(ends, head=1e4 * ends.head)
+    found = below(ends, *sure, batch(), 3)
+    assert bool((found.denoiser > 1e3).all())
+    assert bool(found.ensemble.isfinite().all())
 
 
 def test_later_tokens_change_nothing() -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from weft.cli.compose.opened import Asked, Part, begun_from, opened_of, teach
+from weft.cli.compose.opened import Asked, Part, begun_from, opened_of, pupil_of
 from weft.cli.compose.parts import (
     USUAL_BATCH,
     USUAL_LR,
@@ -111,14 +111,21 @@ def loop(
     from weft.compose.stacks.latents import reads_itself
 
     asked = Asked(name, data, steps, lr, batch_size, seq_len, seed, device)
-    taught = teach(home, there, asked, "looping", partial(Loop, config=_config(kind, entropy)))
-    opened, work, dev = taught.opened, taught.lesson, taught.dev
-    made = body(opened.body.config, taught.vector)
-    taught.note(home, made, _latents(kind))
-    before, after = (reads_itself(work.config, opened.space, each, dev, seed) for each in (opened.body, made))
+    pupil = pupil_of(home, there, asked, partial(Loop, config=_config(kind, entropy)))
+    opened, config, dev = pupil.opened, pupil.lesson.config, pupil.dev
+    before = reads_itself(config, opened.space, opened.body, dev, seed)
+    if entropy is not None and isnan(before[1]):
+        raise ConfigError(
+            f"--entropy {entropy:g}: nowhere in text that is held out is {there.member.name} as unsure as that, so it "
+            "would read nothing that it wrote. Lower it."
+        )
+    made = body(opened.body.config, pupil.train("looping"))
+    after = reads_itself(config, opened.space, made, dev, seed)
+    pupil.note(home, made, _latents(kind))
     tell(f"alone: {before[0]:.3f} nats a token before, {after[0]:.3f} now")
-    if entropy is not None and isnan(after[1]):
-        tell(f"nowhere was it as unsure as {entropy:g} nats, so it read nothing that it wrote. Lower --entropy.")
+    if isnan(after[1]):
+        why = "" if entropy is None else f": nowhere is it as unsure as {entropy:g} nats"
+        tell(f"in text that is held out it reads nothing that it wrote{why}")
     else:
         tell(f"where it reads what it wrote: {before[1]:.3f} before, {after[1]:.3f} now")
     tell(f"whether that helps a stack: weft compose align LOWER {name} --data TEXT --name NEW")
@@ -199,16 +206,17 @@ def think(
     fillings: tuple[Filling, ...] = ("thoughts", *CONTROLS)
     with Meter("thinking", "steps", WorkLine(), clock, len(fillings) * work.num_steps) as meter:
         made = {filling: work.make(filling, shelf, meter.add) for filling in fillings}
+    before = work.told(vector_of(opened.body), "nothing", test)
+    without = work.told(made["thoughts"], "nothing", test)
+    lines = _told(work, before, without, {filling: work.told(made[filling], filling, test) for filling in made})
     origin = Origin(
         how="continued", of=(there.member.weights,), tokens=work.read("thoughts"), flops=work.flops("thoughts")
     )
     trained = body(opened.body.config, made["thoughts"])
     Part(name, opened, trained, origin, "previous").write(registry.folder, opened.space)
-    shelf.remove()
+    shelf.remove()  # nothing else has the controls: by now their answers are told
     typer.echo(str(registry.place(name)))
-    before = work.told(vector_of(opened.body), "nothing", test)
-    without = work.told(made["thoughts"], "nothing", test)
-    for line in _told(work, before, without, {filling: work.told(made[filling], filling, test) for filling in made}):
+    for line in lines:
         tell(line)
 
 
@@ -287,10 +295,11 @@ def denoise(
     from weft.compose.stacks.body import body
 
     asked = Asked(name, data, steps, lr, batch_size, seq_len, seed, device)
-    taught = teach(home, there, asked, "denoising", partial(Denoising, masks=masks.value))
-    made = body(taught.opened.body.config, taught.vector)
-    taught.note(home, made, "denoise")
-    before, after = (taught.lesson.told(each, taught.dev) for each in (taught.opened.body, made))
+    pupil = pupil_of(home, there, asked, partial(Denoising, masks=masks.value))
+    opened = pupil.opened
+    made = body(opened.body.config, pupil.train("denoising"))
+    before, after = (pupil.lesson.told(each, pupil.dev) for each in (opened.body, made))
+    pupil.note(home, made, "denoise")
     tell(f"what is masked, seen from both sides: {before:.3f} nats a token before, {after:.3f} now")
     tell(f"what it is worth below a causal member: weft compose below {name} MEMBER --data TEXT")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.compose.opened import Asked, begun_from, opened_of, teach
+from weft.cli.compose.opened import Asked, begun_from, opened_of, pupil_of
 from weft.cli.compose.parts import (
     MOST_CHOSEN,
     USUAL_BATCH,
@@ -79,10 +79,10 @@ def block(
 
     asked = Asked(name, data, steps, lr, batch_size, seq_len, seed, device)
     noise = NoiseConfig(low=low, high=high)
-    taught = teach(home, there, asked, "training the block", partial(Blocking, noise=noise, place=(number, of)))
-    work, flat = taught.lesson, taught.lesson.block(taught.vector)
-    taught.note(home, decoder_of(flat.block), "noise", partial(write_block, flat))
-    before, after = (work.told(each, taught.dev) for each in (work.block(), flat))
+    pupil = pupil_of(home, there, asked, partial(Blocking, noise=noise, place=(number, of)))
+    work, flat = pupil.lesson, pupil.lesson.block(pupil.train("training the block"))
+    before, after = (work.told(each, pupil.dev) for each in (work.block(), flat))
+    pupil.note(home, decoder_of(flat.block), "noise", partial(write_block, flat))
     tell(f"block {number} of {of}, at its own noise: {before:.3f} nats a token before, {after:.3f} now")
     tell(
         "what all blocks are worth, one after the other: weft compose blocks "

@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 ModelName = Annotated[
     str, typer.Argument(help='Folder, or a run: its name, its digits, or "last".', show_default=False)
 ]
+_LEARNT = {
+    "same": "reads what it wrote",
+    "previous": "reads what it wrote a token before",
+    "denoise": "sees all of a text",
+    "noise": "is a block",
+}
 
 
 def make_app() -> typer.Typer:
@@ -148,6 +154,8 @@ def _line(each: "Member") -> str:
         parts.append(f"from {'seed ' + str(each.seed) if each.is_seeded else short(each.parent)}")
     if each.heldout is not None:
         parts.append(f"held out {each.heldout.loss:.3f} nats a token")
+    if each.latents != "none":
+        parts.append(_LEARNT[each.latents])
     return f"{each.name}: {', '.join(parts)}"
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from weft.cli.model.trained import Trained
+    from weft.compose.descent import Draw
     from weft.compose.lesson import Lesson
     from weft.compose.member import Latents, Member, Origin
     from weft.compose.shelf import Shelf
@@ -136,20 +137,32 @@ class Asked:
 
 
 @dataclass(frozen=True, eq=False)
-class Taught(Generic[L]):
-    """What came of a lesson.
+class Pupil(Generic[L]):
+    """A member that is taught.
 
     Args:
-        vector: that was trained.
-        dev: text that was not trained on.
+        dev: text that is not trained on.
+        draw: what is trained on.
     """
 
     name: str
     opened: Opened
     lesson: L
-    vector: "Tensor"
     dev: "Batch"
+    draw: "Draw"
     shelf: "Shelf"
+
+    def train(self, doing: str) -> "Tensor":
+        """Return the vector that was trained, from where that was stopped.
+
+        Args:
+            doing: what is done, for people who wait.
+
+        Raises:
+            NotFinite: it has diverged.
+        """
+        with Meter(doing, "steps", WorkLine(), SystemClock(), self.lesson.training.steps) as meter:
+            return self.lesson.make(self.draw, self.shelf, meter.add)
 
     def note(
         self,
@@ -158,7 +171,7 @@ class Taught(Generic[L]):
         latents: "Latents",
         beside: "Callable[[Path, Digest], None] | None" = None,
     ) -> None:
-        """Write it as a new member, and print where that lies; arguments as of `Part`."""
+        """Write it as a new member, forget how it was trained, and print where it lies; arguments as of `Part`."""
         from weft.compose.member import Origin
         from weft.compose.registry import Registry
 
@@ -169,22 +182,20 @@ class Taught(Generic[L]):
         typer.echo(str(registry.place(self.name)))
 
 
-def teach(home: Path, there: Known, asked: Asked, doing: str, lesson_of: Callable[..., L]) -> Taught[L]:
-    """Train a member alone, or go on where that was stopped.
+def pupil_of(home: Path, there: Known, asked: Asked, lesson_of: Callable[..., L]) -> Pupil[L]:
+    """Return a member that is to be taught, or goes on being taught.
 
     Args:
-        doing: what is done, for people who wait.
         lesson_of: makes the lesson, given all that every one has.
 
     Raises:
         ConfigError: another lesson was begun under this name, or too little text.
-        NotFinite: it has diverged.
     """
     from weft.compose.composed import begun
     from weft.compose.descent import windows
     from weft.compose.shelf import Shelf
 
-    length, clock = seq_len_of([there.member], asked.seq_len), SystemClock()
+    length = seq_len_of([there.member], asked.seq_len)
     opened = opened_of(there, home, asked.device)
     text, on = texts(opened.trained.tokenizer, asked.data, length), opened.space.embed.device
     lesson = lesson_of(
@@ -195,9 +206,7 @@ def teach(home: Path, there: Known, asked: Asked, doing: str, lesson_of: Callabl
         seq_len=length,
         seed=asked.seed,
     )
-    shelf = Shelf(begun(home, asked.name), clock)
+    shelf = Shelf(begun(home, asked.name), SystemClock())
     shelf.open(lesson.digest(text.digest))
     draw = windows(text.train, length, asked.batch_size, asked.seed)
-    with Meter(doing, "steps", WorkLine(), clock, asked.steps) as meter:
-        vector = lesson.make(lambda number: draw(number).to(on), shelf, meter.add)
-    return Taught(asked.name, opened, lesson, vector, text.dev.to(on), shelf)
+    return Pupil(asked.name, opened, lesson, text.dev.to(on), lambda number: draw(number).to(on), shelf)

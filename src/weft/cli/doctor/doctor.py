@@ -117,7 +117,7 @@ class Examination:
             return
         from weft.cli.doctor.fit import of_run_file
 
-        yield from self._watched(of_run_file(path, self._peer, flops_per_s))
+        yield from self._watched(of_run_file(path, self._home, self._peer, flops_per_s))
 
     def _of_ticket(self, ticket: "Ticket", flops_per_s: float) -> "Iterator[Finding]":
         from weft.cli.doctor.ticket import examine_ticket

@@ -266,14 +266,14 @@ def of_ticket(look: Look, home: Path, settings: PeerConfig, flops_per_s: float) 
     yield _bytes_of(shown, question if look.speed is not None and not is_cut else None)
 
 
-def of_run_file(path: Path, settings: PeerConfig, flops_per_s: float) -> Iterator[Finding]:
+def of_run_file(path: Path, home: Path, settings: PeerConfig, flops_per_s: float) -> Iterator[Finding]:
     """Yield the same of a run file, among as many peers as it expects, all like this machine, on a home line.
 
     Raises:
         WeftError: the file makes no sense, or its tokenizer cannot be read.
     """
     described = run_file(path, ())
-    model, notes = asked.model_of(described, path.absolute().parent)
+    model, notes = asked.model_of(described, path.absolute().parent, home)
     trained = _Trained(
         model=model,
         train=described.train,
@@ -296,7 +296,7 @@ def of_run_file(path: Path, settings: PeerConfig, flops_per_s: float) -> Iterato
         is_half=device.precision != "fp32",
     )
     question = _question(trained, choices, (machines,), described.has_even_leases, described.electors)
-    told = asked.needed_here(described, path.absolute().parent, settings, device)
+    told = asked.needed_here(described, path.absolute().parent, home, settings, device)
     yield _fit_of_file(question, trained, device, told)
     if isinstance(found, Finding):
         yield found

@@ -152,7 +152,7 @@ def plan(
     prices = asked.Prices(price_per_kwh, cluster, cluster_size, cluster_price)
     chosen = asked.Method(method=method, every=every, codec=codec)
     if "kind" in tree:
-        found = asked.scenario(path, changes or (), watts or 0.0, chosen, prices)
+        found = asked.scenario(path, changes or (), watts or 0.0, chosen, prices, home_of(context))
     else:
         own = asked.Own(
             device=device,
@@ -162,6 +162,7 @@ def plan(
             price_per_hour=price_per_hour,
             line=asked.line(line, up, down, delay),
             line_name=line if (up, down) == (None, None) else "as given",
+            home=home_of(context),
         )
         if run is None:
             found = asked.run(path, changes or (), peers, own, chosen, prices)
@@ -250,7 +251,7 @@ def _answers(
     line = asked.line(*(typed[name] for name in _LINE))
     chosen = asked.Method(**{name: typed[name] for name in ("method", "every", "codec")})
     if is_run_file:
-        model = serving.of_run_file(path, changes)
+        model = serving.of_run_file(path, changes, home_of(context))
     else:
         model = serving.of_trained(str(path), home_of(context), serves.stages)
     if model.num_stages == 1:
@@ -271,6 +272,7 @@ def _answers(
             watts=None,
             price_per_hour=0.0,
             line=line,
+            home=home_of(context),
         )
         trains = asked.run(path, changes, typed["peers"], own, chosen, asked.Prices(None, None, None, None))
         told = serving.with_share(told, trains, serves.share)

@@ -101,6 +101,8 @@ class Own:
     price_per_hour: float
     line: "Named"
     line_name: str = "home"
+    home: Path | None = None
+    """Where members lie by name that a run may begin as; None: none do."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,9 @@ def run(path: Path, changes: Sequence[str], peers: int | None, own: Own, method:
     """
     run_file = settings.run_file(path, changes, is_final=method.method is None)
     base = path.absolute().parent
-    model, notes = model_of(run_file, base)
+    model, notes = model_of(run_file, base, own.home)
     asked = _alike(run_file, model, peers or run_file.peers, own, method, prices, notes)
-    here = _needed(run_file, base) if own.device == HERE else None
+    here = _needed(run_file, base, own.home) if own.device == HERE else None
     return replace(asked, text_nbytes=_text_nbytes(run_file, base), here=here)
 
 
@@ -197,15 +199,15 @@ def _text_nbytes(run_file: RunFile, base: Path) -> int | None:
     return None
 
 
-def _needed(run_file: RunFile, base: Path) -> tuple[dict[str, int], int] | None:
+def _needed(run_file: RunFile, base: Path, home: Path | None) -> tuple[dict[str, int], int] | None:
     from weft.training.device import choose
 
     settings = PeerConfig()
-    return needed_here(run_file, base, settings, choose(settings))
+    return needed_here(run_file, base, home, settings, choose(settings))
 
 
 def needed_here(
-    run_file: RunFile, base: Path, settings: PeerConfig, device: "Device"
+    run_file: RunFile, base: Path, home: Path | None, settings: PeerConfig, device: "Device"
 ) -> tuple[dict[str, int], int] | None:
     """Return the bytes that a peer takes on this machine, by place, and the samples at a time, as `weft train` and
     `weft join` tell them; None: it has stages, its text is not here, or it does not fit."""
@@ -214,7 +216,7 @@ def needed_here(
     from weft.plan.own_text import unsealed
 
     with suppress(DataError):
-        return _needed_by(unsealed(run_file, base), settings, device)
+        return _needed_by(unsealed(run_file, base, home), settings, device)
     return None
 
 
@@ -227,7 +229,9 @@ def _needed_by(run: RunConfig, settings: PeerConfig, device: "Device") -> tuple[
     return None
 
 
-def scenario(path: Path, changes: Sequence[str], watts: float, method: Method, prices: Prices) -> Asked:
+def scenario(
+    path: Path, changes: Sequence[str], watts: float, method: Method, prices: Prices, home: Path | None = None
+) -> Asked:
     """Return the question of a scenario file: its kinds, as `weft simulate` plays them, without its faults.
 
     Raises:
@@ -236,7 +240,7 @@ def scenario(path: Path, changes: Sequence[str], watts: float, method: Method, p
     described = load(path, Scenario)
     run_path = path.parent / described.run
     run_file = settings.run_file(run_path, changes, is_final=method.method is None)
-    model, notes = model_of(run_file, run_path.absolute().parent)
+    model, notes = model_of(run_file, run_path.absolute().parent, home)
     machines = tuple(machines_of(kind, watts) for kind in described.kind)
     ignored = []
     if described.fault:
@@ -436,7 +440,7 @@ def _cluster(prices: Prices, run_file: RunFile, model: ModelConfig) -> Cluster:
     return cluster_of(device, prices.cluster_size or defaults.cluster_size, model, run_file.train, price)
 
 
-def model_of(run_file: RunFile, base: Path) -> tuple[ModelConfig, tuple[str, ...]]:
+def model_of(run_file: RunFile, base: Path, home: Path | None) -> tuple[ModelConfig, tuple[str, ...]]:
     """Return the run's model, and what had to be assumed of it."""
     try:
         tokenizer = make_tokenizer(run_file.tokenizer, run_file.data, base)
@@ -445,8 +449,8 @@ def model_of(run_file: RunFile, base: Path) -> tuple[ModelConfig, tuple[str, ...
             raise
         alphabet = "".join(map(chr, range(ord(" "), ord(" ") + ASSUMED_CHARACTERS)))
         note = f"the text is not here: {ASSUMED_CHARACTERS} different characters are assumed"
-        return resolve(run_file, CharTokenizer(alphabet), base), (note,)
-    return resolve(run_file, tokenizer, base), ()
+        return resolve(run_file, CharTokenizer(alphabet), base, home), (note,)
+    return resolve(run_file, tokenizer, base, home), ()
 
 
 def _bps(mbit: float | None) -> float:

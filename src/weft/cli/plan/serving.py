@@ -124,15 +124,18 @@ class Answer:
     share: Share | None = None
 
 
-def of_run_file(path: Path, changes: Sequence[str]) -> Model:
+def of_run_file(path: Path, changes: Sequence[str], home: Path) -> Model:
     """
+    Args:
+        home: where members lie by name.
+
     Raises:
         ConfigError, DataError: the file, or a change of it, makes no sense.
     """
     run_file = settings.run_file(path, changes, is_final=False)
     if run_file.stages == 1:  # of others `question.run` says what has no effect
         run_file = settings.run_file(path, changes)
-    config, notes = model_of(run_file, path.absolute().parent)
+    config, notes = model_of(run_file, path.absolute().parent, home)
     return Model(
         name=run_file.name, config=plain(config), num_stages=run_file.stages, pipeline=run_file.pipeline, notes=notes
     )

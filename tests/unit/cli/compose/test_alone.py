@@ -1,6 +1,7 @@
 """`weft compose loop`: a member that was trained on what it wrote itself, from the command line."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -9,7 +10,7 @@ from unit.cli.compose.made import FLOPS, write
 from unit.cli.small import TEXT, Weft
 from weft.compose.descent import Descent
 from weft.compose.member import read_member
-from weft.compose.stacks.latents import EntropyConfig, LatentConfig, LatentDescent
+from weft.compose.stacks.latents import EntropyConfig, LatentConfig, LatentDescent, reads_itself
 from weft.model.weights import read_folder, write_json
 
 QUICK = "--steps", "4", "--batch-size", "2", "--seq-len", "16"
@@ -80,11 +81,41 @@ def test_only_unsure_positions_are_replaced_if_asked_for(
         begin(self, config, *given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(LatentDescent, "__init__", noted)
-    line = ("compose", "loop", "python", "--data", text, "--name", "unsure", "--entropy", "32", *QUICK)
+    line = ("compose", "loop", "python", "--data", text, "--name", "unsure", *QUICK, "--entropy")
+    answer = weft(*line, "1")
+    assert answer.code == 0
+    assert [each.select for each in configs] == [EntropyConfig(threshold=1.0)]
+    assert "where it reads what it wrote" in answer.err
+
+
+def test_a_member_that_is_nowhere_so_unsure_is_not_trained(weft: Weft, home: Path, text: Path) -> None:
+    write(home, "python", 1)
+    answer = weft("compose", "loop", "python", "--data", text, "--name", "unsure", "--entropy", "32", *QUICK)
+    assert answer.code == 2
+    assert "nowhere in text that is held out is python as unsure as that" in answer.err
+    assert not (home / "members" / "unsure").exists()
+
+
+def test_what_is_told_at_the_end_may_be_stopped_and_nothing_is_trained_again(
+    weft: Weft, home: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(home, "python", 1)
+    line = ("compose", "loop", "python", "--data", text, "--name", "looped", *QUICK)
+    told = []
+
+    def stopped(*given: Any) -> tuple[float, float]:
+        told.append(given)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+        return reads_itself(*given)
+
+    monkeypatch.setattr("weft.compose.stacks.latents.reads_itself", stopped)
+    assert weft(*line).code != 0
+    assert not (home / "members" / "looped").exists()
+    monkeypatch.setattr(Descent, "step", lambda _self: pytest.fail("trained again"))
     answer = weft(*line)
     assert answer.code == 0
-    assert [each.select for each in configs] == [EntropyConfig(threshold=32.0)]
-    assert "nowhere was it as unsure" in answer.err
+    assert "where it reads what it wrote" in answer.err
 
 
 def test_a_member_in_no_space_has_nothing_to_read(weft: Weft, home: Path, text: Path) -> None:

@@ -10,6 +10,8 @@ from msgspec.structs import replace
 from unit.cli.compose.made import WORDS, space, write
 from unit.cli.small import RUN, Kept, Weft, as_trained, saved
 from weft.cli.compose.described import parent_of
+from weft.cli.doctor import fit
+from weft.cli.plan import serving
 from weft.compose.member import MEMBER, flops_together, read_member, require_one_parent
 from weft.compose.space import write_space
 from weft.config import from_tree
@@ -24,6 +26,7 @@ from weft.run.amend import run_file_of
 from weft.run.config import RunConfig, RunFile, SpaceModel
 from weft.run.frozen import base_of
 from weft.run.genesis import initial, resolve, seal
+from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.store.home import Home
 
@@ -153,6 +156,33 @@ def test_what_cannot_begin_so_is_refused(home: Path, model: str, words: str) -> 
     write_json(home / "members" / "altered" / MEMBER, replace(told, weights=Digest("cd" * 32)))
     with pytest.raises((ConfigError, NoSuchRun), match=words):
         sealed(home, model)
+    assert not [file for file in Home(home).shards.folder.glob("*") if file.is_file()], "no text was packed before that"
+
+
+def test_a_folder_is_sought_beside_the_run_file_alone(
+    home: Path, weft: Weft, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write(home, "python", 8, num_layers=2)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert weft("compose", "member", "python", "--to", "english").code == 0
+    run = begun(home, 'member = "english"\n').run
+    _, whole = read_folder(home / "members" / "english")
+    found = initial(run, Home(home))
+    assert found is not None
+    assert found.equal(layers_within(run.model, whole))
+
+
+def test_plans_find_a_member_by_name_as_training_does(home: Path, weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.cli.doctor.fit.usual_s", lambda _step, **_how: 0.1)
+    file = home.parent / "run.toml"
+    file.write_text(text_of('member = "english"\n'))
+    answer = weft("plan", file, "--tokens-per-s", "1000")
+    assert answer.code == 0, answer.err
+    assert serving.of_run_file(file, (), home).config.num_layers == 2
+    here = PeerConfig(device="cpu", threads=1)
+    (found,) = [each for each in fit.of_run_file(file, home, here, 1e12) if each.topic == "fit"]
+    assert found.level == "ok"
 
 
 def test_a_plan_needs_no_member_where_its_shape_is_said(home: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from unit.cli.compose.made import write_all
 from unit.cli.small import RUN, TEXT, Kept, Weft, as_trained, saved
-from weft.compose.member import Member, TextOf, flops_together, read_member
+from weft.compose.member import MEMBER, Member, TextOf, flops_together, read_member
 from weft.compose.space import read_space
 from weft.data.tokenizer import ByteTokenizer
 from weft.ids import Digest
@@ -139,6 +139,15 @@ def test_members_whose_weights_are_others_are_refused_wherever_they_are_read(
         answer = weft(*line)
         assert answer.code == 2, line
         assert "one of them was altered" in answer.err, line
+
+
+def test_the_list_tells_what_a_member_has_learnt_to_read(weft: Weft, home: Path) -> None:
+    learnt = {"denoise": "sees all of a text", "none": "", "previous": "wrote a token before", "same": "what it wrote"}
+    for member in write_all(home, [*learnt]):
+        write_json(home / "members" / member.name / MEMBER, msgspec.structs.replace(member, latents=member.name))
+    for line, words in zip(weft("compose", "list").out.splitlines(), learnt.values(), strict=True):
+        assert line.endswith(words)
+    assert "reads" not in weft("compose", "list").out.splitlines()[1]
 
 
 def test_the_list_tells_how_much_of_its_text_a_member_shares(weft: Weft, home: Path) -> None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from unit.cli.compose.made import FLOPS, write, write_all
 from unit.cli.small import TEXT, Weft
 from weft.compose.composed import Stacked, read_composed
+from weft.compose.descent import Descent
 from weft.compose.member import MEMBER, read_member
 from weft.model.weights import read_folder, write_json
 
@@ -42,6 +43,23 @@ def test_a_member_that_was_taught_to_denoise_says_so(weft: Weft, home: Path, tex
     assert again.code == 0
     assert read_member(home / "members" / "filler2").latents == "denoise"
     assert "exists" in weft("compose", "denoise", "python", "--data", text, "--name", "filler", *QUICK).err
+
+
+def test_losses_that_were_not_told_to_the_end_are_told_by_the_same_line(
+    weft: Weft, home: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(home, "python", 1)
+    line = ("compose", "denoise", "python", "--data", text, "--name", "filler", *QUICK)
+
+    def stopped(*_given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr("weft.compose.denoising.Denoising.told", stopped)
+        assert weft(*line).code != 0
+    assert not (home / "members" / "filler").exists()
+    monkeypatch.setattr(Descent, "step", lambda _self: pytest.fail("trained again"))
+    assert "what is masked, seen from both sides" in weft(*line).err
 
 
 def test_it_is_told_below_a_causal_member_by_tokens_so_far_alone(weft: Weft, home: Path, text: Path) -> None:

@@ -88,6 +88,25 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_bits(
     assert one.equal(two)
 
 
+def test_answers_that_were_not_told_to_the_end_are_told_by_the_same_line(
+    weft: Weft, home: Path, problems: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(home, "python", 1)
+    line = ("compose", "think", "python", "--data", problems, *QUICK, "--name", "thinker")
+
+    def stopped(*_given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr("weft.compose.thinking.answered", stopped)
+        assert weft(*line).code != 0
+    assert not (home / "members" / "thinker").exists()
+    monkeypatch.setattr(Descent, "step", lambda _self: pytest.fail("trained again"))
+    answer = weft(*line)
+    assert answer.code == 0
+    assert "trained alike with a pause for each" in answer.err
+
+
 @pytest.mark.parametrize(
     ("row", "words"),
     [

@@ -135,7 +135,7 @@ def test_what_audits_hold_is_told_of_a_run_file(run_path: Path) -> None:
 
     def told_of(table: str) -> str:
         run_path.write_text(f"{plain}\n{table}\n")
-        (fitting,) = (each for each in fit.of_run_file(run_path, HERE, FAST) if each.topic == "fit")
+        (fitting,) = (each for each in fit.of_run_file(run_path, run_path.parent, HERE, FAST) if each.topic == "fit")
         return fitting.text
 
     assert " for audits" not in told_of("")
