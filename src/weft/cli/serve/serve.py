@@ -121,7 +121,7 @@ def serve(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            help='A folder, or a run: its name, its digits, or "last"; or what was composed. Several are served '
+            help='A folder; a run: its name, its digits, or "last"; a member, or what was composed. Several are served '
             "together, and a request names one. Or a ticket of a run, whose members then "
             'compute: "-" reads it from standard input, @FILE from a file. With --backend: some of its models; '
             "default: all.",
