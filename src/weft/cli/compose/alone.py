@@ -221,7 +221,8 @@ def think(
 
 
 def _split(texts: "Sequence[Thought]", curriculum: "Curriculum", most: int) -> "tuple[list[Thought], list[Thought]]":
-    """Return texts to train on, and every tenth, by which answers are told; those that are too long are left out.
+    """Return texts to train on, and every tenth, by which answers are told: of other questions. Those that are too long
+    are left out.
 
     Raises:
         ConfigError: too few are left.
@@ -238,10 +239,14 @@ def _split(texts: "Sequence[Thought]", curriculum: "Curriculum", most: int) -> "
     if len(short) < len(texts):
         tell(f"left out{left[1:]}")
     every = min(TEST_SHARE, len(short) // 2)
-    return (
-        [each for at, each in enumerate(short) if (at + 1) % every],
-        [each for at, each in enumerate(short) if not (at + 1) % every],
-    )
+    test = short[every - 1 :: every]
+    asked = {tuple(each.question) for each in test}
+    train = [each for each in short if tuple(each.question) not in asked]
+    if again := len(short) - len(test) - len(train):
+        tell(f"not trained on, since their questions are asked at the end: {several(again, 'other text')}")
+    if not train:
+        raise ConfigError("--data: all texts have the questions that are asked at the end. Give others to train on.")
+    return train, test
 
 
 def _told(work: "Thinking", before: "Answered", without: "Answered", found: "dict[Filling, Answered]") -> list[str]:

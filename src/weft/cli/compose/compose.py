@@ -205,8 +205,13 @@ def remove(
     from weft.compose import composed
     from weft.compose.registry import Registry
 
+    is_whole = composed.place(home_of(context), name).exists()
     if composed.remove(home_of(context), name):
-        tell(f"{name} is no composed model any more")
+        tell(
+            f"{name} is no composed model any more"
+            if is_whole
+            else f"what was begun under the name {name} is forgotten"
+        )
         return
     Registry(home_of(context)).remove(name)
     tell(f"{name} is no member any more")

@@ -118,6 +118,25 @@ def test_what_is_told_at_the_end_may_be_stopped_and_nothing_is_trained_again(
     assert "where it reads what it wrote" in answer.err
 
 
+def test_what_was_begun_under_a_name_is_removed_by_it(
+    weft: Weft, home: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(home, "python", 1)
+    line = ("compose", "loop", "python", "--data", text, "--name", "looped", *QUICK)
+    monkeypatch.setattr("weft.compose.shelf.SAVE_S", 0.0)
+
+    def stopped(*_given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr("weft.compose.shelf.Shelf.put", stopped)
+        assert weft(*line).code != 0
+    assert list((home / "composed").glob(".looped.begun/*"))
+    assert weft("compose", "remove", "looped").err == "what was begun under the name looped is forgotten\n"
+    assert not list((home / "composed").glob(".looped.begun"))
+    assert "'looped' is no member of this home" in weft("compose", "remove", "looped").err
+
+
 def test_a_member_in_no_space_has_nothing_to_read(weft: Weft, home: Path, text: Path) -> None:
     made = write(home, "python", 1)
     write_json(home / "members" / "python" / "member.json", structs.replace(made, space=None))

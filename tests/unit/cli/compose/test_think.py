@@ -136,3 +136,20 @@ def test_what_is_too_long_is_left_out_and_said(weft: Weft, home: Path, problems:
     assert "left out 1 text longer than the 64 tokens that the member reads" in weft(*line, "thinker").err
     write_json(home / "members" / "python" / "member.json", structs.replace(made, space=None))
     assert "embedding and a head of its own" in weft(*line, "other").err
+
+
+def test_no_question_that_is_asked_at_the_end_is_trained_on(weft: Weft, home: Path, tmp_path: Path) -> None:
+    write(home, "python", 1)
+    file = tmp_path / "twice.jsonl"
+    line = ("compose", "think", "python", "--data", file, *QUICK, "--name", "thinker")
+    file.write_text("".join(json.dumps(ROWS[at]) + "\n" for at in (0, 1, 2, 1, 2, 3)))  # every third is asked
+    answer = weft(*line)
+    assert answer.code == 0
+    assert "not trained on, since their questions are asked at the end: 1 other text" in answer.err
+    texts = texts_of([str(file)], Path(), WORDS)
+    laid = told_tokens([texts[at] for at in (0, 1, 2, 3)])  # the third is the one that is left out there
+    assert read_member(home / "members" / "thinker").origins[-1].tokens == laid
+    file.write_text(4 * (json.dumps(ROWS[0]) + "\n"))
+    again = weft(*line[:-1], "other")
+    assert again.code == 2
+    assert "all texts have the questions that are asked at the end" in again.err
