@@ -1,7 +1,8 @@
 """`weft train FILE --after RUN`: a new run that begins with what a run of this home has learnt.
 
     notes.toml        how the run before was made; it stays as it is
-    notes-2.toml      the new run: [model] and [tokenizer] of the folder beside it, and `predecessor`
+    notes-2.toml      the new run: [model] and [tokenizer] of the folder beside it, and `predecessor`; in a space the
+                      layers alone begin as that
     notes-2-model/    what the run before had learnt
 
 The same again finds the run file that it wrote. What breaks off before that is written leaves no folder behind.
@@ -45,6 +46,11 @@ class Learnt:
     @property
     def model(self) -> "ModelConfig":
         return self.trained.config
+
+    @property
+    def is_of_space(self) -> bool:
+        """Return whether it has trained layers between the ends of a space."""
+        return self.trained.run is not None and bool(self.trained.run.model.has_frozen_ends)
 
     @property
     def num_parameters(self) -> int:
@@ -98,6 +104,11 @@ class Learnt:
             adapter = None
         elif adapter and is_compared:
             adapter = msgspec.structs.replace(adapter, dropout=msgspec.UNSET)
+        if given is not None and given.get("model", {}).get("type") == "space":  # whose ends and tokenizer stay
+            return {
+                "model": {"type": "space", "path": given["model"]["path"], "member": folder},
+                "predecessor": self.run,
+            }
         return {
             "model": {"type": "folder", "path": folder},
             "tokenizer": {"type": "bytes"} if is_bytes else {"type": "json", "path": folder},
@@ -171,6 +182,11 @@ def say_found(path: Path) -> None:
 def say_made(path: Path, name: str, before: Learnt) -> None:
     tell(f"run file: {path}")
     tell(f"the new run {name} begins with what {before}; that run stays as it is")
+    if before.is_of_space and load_tree(path)["model"]["type"] != "space":
+        tell(
+            "it has trained between the ends of a space; the new run trains these, too, so its model is of no space. "
+            "To stay in it, name a run file of that space: weft train FILE.TOML --after RUN"
+        )
     tell(_said_of_rate(path))
 
 

@@ -11,6 +11,7 @@ from unit.cli.compose.made import WORDS, space, write
 from unit.cli.small import RUN, Kept, Weft, as_trained, saved
 from weft.cli.compose.described import parent_of
 from weft.cli.doctor import fit
+from weft.cli.own.after import learnt, run_file_after, say_made
 from weft.cli.plan import serving
 from weft.compose.member import MEMBER, flops_together, read_member, require_one_parent
 from weft.compose.space import write_space
@@ -98,6 +99,31 @@ def test_runs_that_begin_with_other_members_are_others(home: Path) -> None:
     assert seeded.is_seeded
     with pytest.raises(ConfigError, match="its weights are not those that the run began with"):
         take_model(one, home / "members" / "python", Home(home.parent / "third"))
+
+
+def test_a_run_after_one_in_a_space_stays_in_it(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = begun(home, 'member = "english"\n')
+    as_trained(kept.folder, 2, 1, tokens=160)
+    snapshot = load(kept.folder)
+    moved = 1.1 * snapshot.replicated["outer"]
+    save(kept.folder, changed(snapshot, replicated={"outer": moved}))
+    before = learnt(kept.run.run, home)
+    path, _, is_made = run_file_after(home.parent / "run.toml", [], before, is_new=False)
+    assert is_made
+    assert run_file_after(home.parent / "run.toml", [], before, is_new=False)[0] == path
+    run = saved(path, home).run
+    assert (run.model, run.predecessor) == (kept.run.model, kept.run.run)
+    vector = initial(run, Home(home))
+    assert vector is not None
+    assert vector.equal(moved)
+    assert "is of no space" not in capsys.readouterr().err
+    say_made(write_plain(home.parent / "text-2.toml"), "text-2", before)
+    assert "its model is of no space" in capsys.readouterr().err
+
+
+def write_plain(path: Path) -> Path:
+    path.write_text(RUN)
+    return path
 
 
 def test_members_of_one_backbone_say_so(home: Path, weft: Weft) -> None:
