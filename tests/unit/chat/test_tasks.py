@@ -147,6 +147,7 @@ def test_a_task_for_a_judge_may_have_choices_without_an_answer() -> None:
         read({"question": "?", "choices": ["a", "b"]})
 
 
+@pytest.mark.full
 def test_a_schema_may_refer_to_parts_of_itself_but_not_ask_for_years(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = '{"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"\\u0024ref": "#"}}}'
     assert matches("schema", '{"left": {"right": {}}}', tree)
