@@ -32,6 +32,7 @@ from weft.cli.compose.parts import (
     SeqLen,
     Steps,
     TaughtOn,
+    beside_first,
     known,
     samples,
     seq_len_of,
@@ -341,7 +342,6 @@ def below(
     length = seq_len_of(members, seq_len)
     say_loading()
     from weft.compose import denoising
-    from weft.compose.controls import paired, verdict
 
     opened = [opened_of(each, home, device) for each in there]
     space = opened[0].space
@@ -357,12 +357,7 @@ def below(
         "denoiser": f"{members[0].name} alone, asked for a mask after them",
         "ensemble": "both asked together, alike",
     }
-    width = max(map(len, names.values()))
-    for kind, losses in found._asdict().items():
-        line = f"{names[kind]:{width}}  {float(losses.double().mean()):.3f} nats a token"
-        if kind != "stack":
-            away, error = paired(found.stack, losses)
-            line += f"; the stack is {verdict(found.stack, losses)}: {away:+.3f} ± {error:.3f}"
+    for line in beside_first([(names[kind], losses) for kind, losses in found._asdict().items()], "the stack is"):
         typer.echo(line)
     tell("to train one on the other, where no place sees a later one:")
     tell(f"weft compose align {members[0].name} {members[1].name} --data TEXT --name NEW")

@@ -29,6 +29,7 @@ from weft.cli.compose.parts import (
     SeqLen,
     Steps,
     TaughtOn,
+    beside_first,
     known,
     known_one,
     require_one_tokenizer,
@@ -141,7 +142,7 @@ def blocks(
     if as_json:
         typer.echo(json.dumps({name: float(each.double().mean()) for name, each in rows}))
         return
-    for line in _lines(rows):
+    for line in beside_first(rows, "the blocks are"):
         typer.echo(line)
     if whole is None:
         tell("no model that was trained whole was named (--monolith), and that one is what blocks are held against")
@@ -165,17 +166,3 @@ def _rows(names: Sequence[str], found: "Told", draws: int) -> "list[tuple[str, L
         *((f"{name} alone, its layers as a decoder", each) for name, each in zip(names, found.alone, strict=True)),
         ("these asked together, alike", found.ensemble),
     ]
-
-
-def _lines(rows: "Sequence[tuple[str, Losses]]") -> list[str]:
-    from weft.compose.controls import paired, verdict
-
-    width, (_, first) = max(len(name) for name, _ in rows), rows[0]
-    lines = []
-    for name, each in rows:
-        line = f"{name:{width}}  {float(each.double().mean()):.3f} nats a token"
-        if each is not first:
-            away, error = paired(first, each)
-            line += f"; the blocks are {verdict(first, each)}: {away:+.3f} ± {error:.3f}"
-        lines.append(line)
-    return lines

@@ -270,3 +270,25 @@ def halves(batch: "Batch", device: "torch.device") -> "tuple[Batch, Batch]":
 
     one, other = (Batch(batch.tokens[at::2], batch.targets[at::2]).to(device) for at in (0, 1))
     return one, other
+
+
+# --- what is told ---
+
+
+def beside_first(rows: "Sequence[tuple[str, Tensor]]", it_is: str) -> list[str]:
+    """Return a line of each row of losses, of which the first is held against all others.
+
+    Args:
+        it_is: the beginning of what is said of the first: "the stack is".
+    """
+    from weft.compose.controls import paired, verdict
+
+    width, (_, first) = max(len(name) for name, _ in rows), rows[0]
+    lines = []
+    for name, each in rows:
+        line = f"{name:{width}}  {float(each.double().mean()):.3f} nats a token"
+        if each is not first:
+            away, error = paired(first, each)
+            line += f"; {it_is} {verdict(first, each)}: {away:+.3f} ± {error:.3f}"
+        lines.append(line)
+    return lines

@@ -227,11 +227,12 @@ def trained_folders(folder: Folder, shared: SharedPaths) -> dict[Path, Folder]:
             f"{folder} lacks {', '.join(missing[:8])}: not all of its paths are trained, or some lie on the machines "
             f"that trained them. Copy their folders into {folder / TRAINED}."
         )
+    paths = digest_of(shared)
     for path, at in found.items():
-        if _trained_as(at) != TrainedAs(paths=digest_of(shared), path=path_called(path)):
+        if _trained_as(at) != TrainedAs(paths=paths, path=path_called(path)):
             raise ConfigError(
                 f"{at}: was not trained as path {path_called(path)} of {folder}, or not in this phase. Copy there what "
-                f"`weft compose path` has written for it."
+                "`weft compose path` has written for it."
             )
     return found
 
