@@ -5,8 +5,6 @@ ranks.serve()                   on all but rank 0: until that ends
 ranks.close()                   on rank 0
 """
 
-import ctypes
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,15 +24,16 @@ from weft.ranks.site import Site, serve
 from weft.ranks.vector import spread
 from weft.run.config import RunConfig
 from weft.run.frozen import LoadFrozen
-from weft.run.host import limit_cores
+from weft.run.host import limit_cores, take_singly
 from weft.run.machine import PeerConfig
 from weft.store.home import PeerFolder
 from weft.store.pool import Pool
 from weft.training.device import Share, check_fits, choose
 from weft.training.learner import Learner
 
-_LARGE_NBYTES = 1 << 20
-_MMAP_THRESHOLD = -3  # of mallopt
+_LARGE_NBYTES = (
+    1 << 20
+)  # that goes back to the system: with what glibc keeps rank 0 held 1.4 times as much (docs/log.md)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +61,7 @@ class Ranks:
         self._settings = settings = own_device(settings, rank)
         if settings.caps.cores is not None:
             limit_cores(settings.caps.cores)
-        _give_memory_back()
+        take_singly(_LARGE_NBYTES)
         backend = "gloo" if choose(settings).is_cpu else "cpu:gloo,cuda:nccl"
         self._line = Line(backend, rank.rank, rank.num_ranks)
         require_alike(self._line, settings)
@@ -171,12 +170,3 @@ def differences(told: Sequence[Mapping[str, str]]) -> list[str]:
         for name, value in told[0].items()
         if each.get(name) != value
     ]
-
-
-def _give_memory_back() -> None:
-    """Let large blocks go back to the system as soon as they are freed.
-
-    glibc keeps freed blocks of up to 32 MiB: with them rank 0 held 1.4 times as much (docs/log.md).
-    """
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE_NBYTES)

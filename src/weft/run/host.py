@@ -44,6 +44,21 @@ def process_nbytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # at most, so far
 
 
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
+
+
+def take_singly(nbytes: int) -> None:
+    """Let blocks of at least so many bytes come from the system, and go back to it as soon as they are freed.
+
+    Smaller ones glibc keeps, for the next that are asked for: twice so many bytes of them at most. By itself it goes by
+    the largest block that was freed so far.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        library = ctypes.CDLL(None)
+        library.mallopt(_MMAP_THRESHOLD, nbytes)
+        library.mallopt(_TRIM_THRESHOLD, 2 * nbytes)
+
+
 def release_heap() -> None:
     """Give back to the system what glibc keeps of freed blocks: of steps that a thread made, no other can use them."""
     if platform.libc_ver()[0] == "glibc":

@@ -9,6 +9,7 @@ from weft.errors import ConfigError
 from weft.model.flat import FlatModel
 from weft.model.transformer import SectionModule
 from weft.run.config import RunConfig
+from weft.run.host import take_singly
 from weft.sync.merge.outer import CHUNK, fp32, norm
 from weft.sync.method.choices import MuonConfig, OptimizerConfig
 from weft.training import optimizer as inner
@@ -17,6 +18,10 @@ from weft.training.device import is_exact
 from weft.training.numerics.decoder import loss
 from weft.training.optimizer import InnerOptimizer
 from weft.training.preference import Sums
+
+_KEPT_NBYTES = (
+    32 << 20
+)  # a step frees blocks and asks for them again: 1,500 page faults each time, with the demo's model
 
 
 class Arithmetic(Protocol):
@@ -59,6 +64,7 @@ class Exact:
     """The same bits on every CPU, as `numerics` defines them."""
 
     def __init__(self) -> None:
+        take_singly(_KEPT_NBYTES)
         self.objective: Objective | None = CrossEntropy()
 
     def optimizer(self, config: OptimizerConfig, model: FlatModel) -> InnerOptimizer:
