@@ -17,11 +17,12 @@ from weft.events import ActEnacted, AuditorDoubted, LieProven, MergeAudited, Mer
 from weft.ids import Digest, PeerId, Round
 from weft.keys import verify
 from weft.peer.audit.auditor import Auditor
-from weft.peer.audit.checks import TOO_FAR, UNLEFT
+from weft.peer.audit.checks import TOO_FAR, UNLEFT, Audit, Checks
 from weft.peer.audit.kept import Kept
 from weft.peer.audit.merges import Merge, Merges
 from weft.peer.audit.outcome import Found
 from weft.peer.audit.sealing import UNEQUAL
+from weft.peer.audit.steps import LOCAL
 from weft.peer.audit.trace import Trace
 from weft.peer.audit.worker import Worker
 from weft.peer.group.records import lease_of
@@ -32,8 +33,10 @@ from weft.peer.round.payloads import Payloads
 from weft.run.trust import AuditedTrust
 from weft.sim.scenario import Way
 from weft.sim.world import Life
+from weft.sync.merge.method import OUTER
 from weft.sync.method.choices import Choices, NesterovConfig
 from weft.sync.method.presets import DiLoCoConfig, FedAvgConfig, MethodConfig, PulseConfig
+from weft.sync.records.index import StateIndex
 from weft.sync.records.messages import Certificate, Manifest, Merged, Ready
 from weft.sync.records.work import Work, link
 from weft.training.trainer import Trainer
@@ -89,6 +92,32 @@ def test_honest_work_and_honest_parts_are_audited_and_found_equal(make_swarm: Ma
     merged = [event for life in swarm.lives for event in life.seen(MergeAudited)]
     assert {event.member for event in merged} == {swarm.member(name).id for name in "abc"}
     assert of_merging(swarm) == []
+
+
+@pytest.mark.parametrize("has_kept", [True, False])
+def test_what_a_lease_began_at_is_fetched_only_where_no_own_lease_began_there(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, has_kept: bool
+) -> None:
+    pulled, names = Checks.pulled, Counter[str]()
+
+    async def noted(checks: Checks, audit: Audit, index: StateIndex, only: set[str] | None = None) -> Any:
+        found = await pulled(checks, audit, index, only)
+        names.update(found.keys())
+        return found
+
+    monkeypatch.setattr(Checks, "pulled", noted)
+    if not has_kept:
+        monkeypatch.setattr(Trace, "began_at", lambda _trace, _head: None)
+    swarm = make_swarm(method=METHODS[0], trust=ALWAYS, num_rounds=4, num_peers=3, learns=True)
+
+    async def scenario() -> None:
+        one_replica(await swarm.done(*await swarm.start("abc")))
+
+    swarm.run(scenario)
+    assert len(audits(swarm)) >= 6
+    assert doubts(swarm) == []
+    assert (OUTER not in names) == has_kept
+    assert names[LOCAL] >= 2 * len(audits(swarm)), "the state before, and the last"
 
 
 def test_honest_work_in_exact_numbers_is_found_equal(make_swarm: MakeSwarm) -> None:

@@ -18,6 +18,7 @@ from scenarios.visits import visit
 from weft.events import ActEnacted, CheckpointSaved, RoundCommitted, StateJoined, WorkAudited
 from weft.ids import Round
 from weft.launch.visit import ask_rewind, hand_in, rewind_ballot_of
+from weft.peer.audit.heads import Head
 from weft.peer.audit.trace import Trace
 from weft.peer.state.replica import Replica
 from weft.run.trust import AuditedTrust
@@ -133,8 +134,8 @@ def test_who_came_later_or_has_lost_what_its_lease_began_with_asks_others(
     swarm = played.swarm
     began_at: Callable[..., Any] = Trace.began_at
 
-    def lost(trace: Trace, manifest: Any) -> Any:
-        return None if trace._context.node.peer == swarm.member("b").id else began_at(trace, manifest)
+    def lost(trace: Trace, head: Head) -> Any:
+        return None if trace._context.node.peer == swarm.member("b").id else began_at(trace, head)
 
     monkeypatch.setattr(Trace, "began_at", lost)
 

@@ -9,9 +9,9 @@
     worker    a (H / (b + 1) + e) / 2    training steps made again: from what is kept to those that were drawn
     auditor   a e                training steps made
     merging   a                  payloads decoded and added: an n-th of each of n
-    fetched   a 4 N (m + 3 + c)  the state before, the parameters before and after the lease, and what a codec has left
-                                 (c = 1, or 0): of AdamW 20 or 24 bytes a parameter. Where machines round differently
-                                 the state after it, too: 1 + m more
+    fetched   a 4 N (m + 2 + c)  the state before, the parameters after the lease, and what a codec has left (c = 1, or
+                                 0): of AdamW 16 or 20 bytes a parameter. Where machines round differently the state
+                                 after it, too: 1 + m more. Who had no lease itself fetches the parameters before, too
               a (n - 1) / n      payloads
 
 Memory of a peer at most, in vectors of 4 N bytes, with the state before and after a step 1 + m each:
@@ -277,9 +277,9 @@ def longest_part(num_audits: float, num_members: int) -> float:
 
 
 def step_nbytes(audited: Audited) -> int:
-    """Return the bytes that an audit of training steps fetches where both machines come to the same."""
-    outer = FLOAT_NBYTES * audited.num_parameters
-    return audited.state_nbytes + outer + audited.end_nbytes
+    """Return the bytes that an audit of training steps fetches where both machines come to the same: what the lease
+    began at, its auditor's own lease began at, too."""
+    return audited.state_nbytes + audited.end_nbytes
 
 
 def part_nbytes(audited: Audited) -> int:

@@ -68,13 +68,13 @@ def test_a_worker_makes_half_a_lease_again_and_an_auditor_what_was_drawn() -> No
     assert cost_of(audited(trace_every=100), SPEED).again_s == pytest.approx(0.1 * ((10 + 10) * 2 + 10))  # a lease
 
 
-def test_bytes_are_20_to_36_a_parameter_and_what_others_brought_to_a_part() -> None:
+def test_bytes_are_16_to_32_a_parameter_and_what_others_brought_to_a_part() -> None:
     found = cost_of(audited(), SPEED)
-    assert found.step_nbytes == (24_000, 36_000)
+    assert found.step_nbytes == (20_000, 32_000)
     assert found.part_nbytes == 400
-    assert found.traffic == Traffic(2440, 2440)
-    assert cost_of(audited(has_error=False), SPEED).step_nbytes == (20_000, 32_000)
-    assert cost_of(audited(num_moments=0, has_error=False), SPEED).step_nbytes == (12_000, 16_000)
+    assert found.traffic == Traffic(2040, 2040)
+    assert cost_of(audited(has_error=False), SPEED).step_nbytes == (16_000, 28_000)
+    assert cost_of(audited(num_moments=0, has_error=False), SPEED).step_nbytes == (8_000, 12_000)
 
 
 def test_memory_is_of_what_is_shown_and_looked_at_and_of_a_trainer_that_is_lent() -> None:

@@ -26,7 +26,7 @@ def test_a_plan_counts_audits_among_what_a_round_takes_and_moves() -> None:
     assert moved == pytest.approx(found.audits.traffic.sent_nbytes, rel=1e-2)  # and heartbeats of a longer round
     load = load_of(question())
     assert found.audits.payloads_nbytes == 2 * load.payload_nbytes + max(load.merged_nbytes)
-    assert found.audits.step_nbytes[0] == 4 * num_parameters(MODEL) * 5
+    assert found.audits.step_nbytes[0] == 4 * num_parameters(MODEL) * 4
     assert found.kept_nbytes > 0
     assert (without.audits, without.audited_speed, without.kept_nbytes) == (None, 1.0, 0)
     assert pace_of(question(trust=RecordedTrust())) == without

@@ -73,6 +73,7 @@ from weft.peer.audit.steps import (
     widened_by,
     words_of,
 )
+from weft.peer.audit.trace import Trace
 from weft.peer.context import Context
 from weft.peer.messages import AuditAnswer, AuditOpened, AuditRequest, AuditSealed, NamedState
 from weft.peer.round.driver import RoundDriver
@@ -130,6 +131,7 @@ class Auditor:
         rounds: RoundDriver,
         heads: Heads,
         kept: Kept,
+        trace: Trace,
         sealing: Sealing,
         tasks: Tasks,
         on_found: Callable[[Audit, Found], None],
@@ -142,7 +144,7 @@ class Auditor:
         self._sealing = sealing
         self._tasks = tasks
         self._on_found = on_found
-        self._checks = Checks(context, trainer, replica, rounds.works, heads, kept)
+        self._checks = Checks(context, trainer, replica, rounds.works, heads, kept, trace)
         # Works and states before steps, each of which is looked at once; and who has found a fault with which works.
         self._begun: dict[tuple[Digest, int | PeerId], None] = {}
         self._looks = Looks()

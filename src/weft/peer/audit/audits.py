@@ -112,7 +112,10 @@ class Audits:
         counters = Counters(context, replica, rounds, heads, kept)
         self._taken = _Taken(
             rounds,
-            Auditor(context, self._trainer, replica, rounds, heads, kept, self._sealing, tasks, self._work_found),
+            Auditor(
+                *(context, self._trainer, replica, rounds, heads, kept, self.trace, self._sealing, tasks),
+                self._work_found,
+            ),
             kept,
             Merges(context, replica, rounds, heads, kept, counters, tasks, self._merge_found),
             counters,

@@ -11,6 +11,7 @@ found with it (`proving`).
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from weft.errors import NetError, NotFinite, PeerError, Refused, WireError
+from weft.errors import CheckpointError, NetError, NotFinite, PeerError, Refused, WireError
 from weft.ids import Digest, PeerId, Round
 from weft.peer.audit.heads import Head, Heads
 from weft.peer.audit.kept import Kept, room
@@ -26,6 +27,7 @@ from weft.peer.audit.looking import is_named
 from weft.peer.audit.proofs.proving import ground, proof, shown_state
 from weft.peer.audit.reach import is_possible, is_within, rates
 from weft.peer.audit.steps import ERROR, LOCAL, method_at, named_error, payload_of_end, shape_of
+from weft.peer.audit.trace import Trace
 from weft.peer.context import Context
 from weft.peer.messages import AuditAnswer, NamedState
 from weft.peer.round.works import Works
@@ -130,9 +132,10 @@ class Checks:
     """Of one auditor."""
 
     def __init__(
-        self, context: Context, trainer: Trainer, replica: Replica, works: Works, heads: Heads, kept: Kept
+        self, context: Context, trainer: Trainer, replica: Replica, works: Works, heads: Heads, kept: Kept, trace: Trace
     ) -> None:
         self._context = context
+        self._trace = trace
         self._replica = replica
         self._works = works
         self._heads = heads
@@ -356,7 +359,11 @@ class Checks:
         return vectors
 
     async def outer(self, audit: Audit, head: Head) -> Tensor:
-        """Return the run's parameters after a manifest."""
+        """Return the run's parameters after a manifest: of this peer's own lease that began there, or as the worker
+        shows them."""
+        if (piece := self._trace.began_at(head)) is not None:
+            with suppress(CheckpointError):  # it is there no more
+                return await self._context.compute.serve(partial(piece.outer, self._trace.folder))
         return (await self.pulled(audit, StateIndex(vectors=(head.outer,))))[OUTER]
 
     # --- evidence ---

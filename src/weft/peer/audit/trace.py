@@ -37,6 +37,7 @@ from weft.ledger.tree import HASH_NBYTES, Tree
 from weft.net.messages import HexDigest
 from weft.peer.audit import between
 from weft.peer.audit.between import Between, KeptVectors, Spacing
+from weft.peer.audit.heads import Head
 from weft.peer.audit.steps import ERROR, LOCAL, memory_of, named_error, state_of
 from weft.peer.context import Context
 from weft.peer.group.records import lease_of
@@ -402,11 +403,12 @@ class Trace:
         """Return what was announced under this name, as far as audits may ask for it."""
         return self._kept.get(work)
 
-    def began_at(self, manifest: Digest) -> Piece | None:
+    def began_at(self, head: Head) -> Piece | None:
         """Return a segment that began at the parameters after a manifest, as far as it is kept; None: none is."""
         pieces = [piece for told in list(self._kept.values()) for piece in told.pieces]
         pieces += [] if self._open is None else self._open.pieces
-        return next((each for each in pieces if each.segment.head == manifest), None)
+        name, outer = digest_of(head.manifest), head.outer.chunks
+        return next((each for each in pieces if each.segment.head == name and each.outer_index.chunks == outer), None)
 
     @property
     def counted(self) -> tuple[Told, ...]:

@@ -90,7 +90,9 @@ def test_a_work_that_is_doubted_while_it_is_asked_for_is_audited_as_it_was_drawn
     async def scenario() -> None:
         tasks = Tasks()
         kept: Any = None
-        made = Auditor(context, trainer, replica, rounds, heads, kept, sealing, tasks, lambda _audit, _found: None)
+        made = Auditor(
+            context, trainer, replica, rounds, heads, kept, kept, sealing, tasks, lambda _audit, _found: None
+        )
         for who, verdict in (*doubts, (ACCUSER, finding(ACCUSER, round=1, before=7, work=NAME))):
             assert made.look_again(seal(who, verdict), verdict)
         made.follow(second, seal(ME, draw), lambda _peer: 1.0)
@@ -139,7 +141,7 @@ def test_a_worker_that_answers_for_ever_and_shows_not_all_of_what_it_named_has_n
     context: Any = SimpleNamespace(node=SimpleNamespace(peer=ME.peer), clock=clock, compute=None)
     opened = list[Any]()
     sealing: Any = SimpleNamespace(open=lambda *given: opened.append(given))
-    made = Auditor(context, *2 * [sealing], rounds, *3 * [sealing], Tasks(), lambda _audit, _found: None)
+    made = Auditor(context, *2 * [sealing], rounds, *4 * [sealing], Tasks(), lambda _audit, _found: None)
     audit = Audit(Round(1), NAME, WORK, link(WORK.segments, 1, 0), seal(ME, WORK))
 
     async def scenario() -> None:
@@ -172,7 +174,7 @@ def test_what_an_auditor_tells_after_all_the_time_that_a_worker_can_take_is_look
     rounds: Any = SimpleNamespace(chain=chain, works=SimpleNamespace(known=lambda _name: WORK))
     context: Any = SimpleNamespace(node=SimpleNamespace(peer=ME.peer), clock=clock, compute=None)
     stub: Any = SimpleNamespace(charter=rules)
-    made = Auditor(context, stub, stub, rounds, heads, stub, stub, Tasks(), lambda _audit, _found: None)
+    made = Auditor(context, stub, stub, rounds, heads, stub, stub, stub, Tasks(), lambda _audit, _found: None)
     verdict = finding(ACCUSER, round=0, before=3, work=NAME)
 
     async def scenario() -> None:
@@ -213,7 +215,7 @@ def test_what_one_member_doubts_is_looked_at_by_and_by(tmp_path: Path, monkeypat
 
     async def scenario() -> None:
         tasks = Tasks()
-        made = Auditor(context, stub, stub, rounds, heads, stub, stub, tasks, lambda _audit, _found: None)
+        made = Auditor(context, stub, stub, rounds, heads, stub, stub, stub, tasks, lambda _audit, _found: None)
         for number, name in enumerate(names):
             verdict = finding(ACCUSER, round=0, before=number, work=name)
             assert made.look_again(seal(ACCUSER, verdict), verdict)
@@ -283,9 +285,11 @@ class Shown:
         rules = replace(charter(1), audits=AuditTerms(rate=1.0, trace_every=1))
         rounds: Any = SimpleNamespace(chain=chain, works=None)
         context: Any = SimpleNamespace(node=auditing, clock=self.clock, compute=Inline())
-        stub: Any = SimpleNamespace(charter=rules, open=lambda *_given: None, is_parked=False)
+        stub: Any = SimpleNamespace(
+            charter=rules, open=lambda *_given: None, is_parked=False, began_at=lambda _head: None
+        )
         found = list[Found]()
-        made = Auditor(context, stub, stub, rounds, *3 * [stub], Tasks(), lambda _audit, each: found.append(each))
+        made = Auditor(context, stub, stub, rounds, *4 * [stub], Tasks(), lambda _audit, each: found.append(each))
         self.looks = made._checks
         work = replace(WORK, peer=working.peer, segments=self.segments, trace=self.trace)
         looking = asyncio.ensure_future(

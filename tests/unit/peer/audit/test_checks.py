@@ -41,7 +41,7 @@ def claimed(path: Path, made: Done, *known: Any) -> None:
     newest = (*made.heads, *known)[-1]
     replica: Any = SimpleNamespace(head=newest)
     audit = Audit(newest.round, digest_of(made.signed), made.work, link(made.work.segments, 1, 0), made.signed)
-    Checks(context, stub, replica, works, heads, stub).claim(audit)
+    Checks(context, stub, replica, works, heads, stub, stub).claim(audit)
 
 
 def with_segment(made: Done, number: int = 0, **fields: Any) -> Done:
@@ -129,7 +129,7 @@ def test_a_byte_now_and_then_is_no_answer() -> None:
 
     context: Any = SimpleNamespace(node=SimpleNamespace(fetch_small=slowly), compute=None, clock=clock)
     nothing: Any = stub
-    looks = Checks(context, nothing, nothing, nothing, nothing, nothing)
+    looks = Checks(context, nothing, nothing, nothing, nothing, nothing, nothing)
     named, place = digest_of(made.signed), link(made.work.segments, 1, 0)
     audit = Audit(Round(4), named, made.work, place, made.signed, until=lambda: clock.now() > 40.0)
 

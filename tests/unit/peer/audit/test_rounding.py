@@ -65,7 +65,8 @@ class Looked:
         rounds: Any = SimpleNamespace(works=SimpleNamespace(signed=lambda _name: None))
         nothing: Any = SimpleNamespace()
         made = Auditor(
-            *(context, self.trainer, replica, rounds, heads, nothing, nothing, Tasks()), lambda _audit, _found: None
+            *(context, self.trainer, replica, rounds, heads, nothing, nothing, nothing, Tasks()),
+            lambda _audit, _found: None,
         )
         monkeypatch.setattr(made._checks, "pulled", pulled)
         shown = _Shown(

@@ -83,10 +83,10 @@ class Earlier:
 
     def _kept(self, rewind: Rewind) -> Piece | None:
         """Return the lease that began at these parameters."""
-        head, piece = self._heads.known(Digest(rewind.manifest)), self._trace.began_at(Digest(rewind.manifest))
-        if head is None or head.index is None or piece is None or digest_of(head.index) != rewind.state:
+        head = self._heads.known(Digest(rewind.manifest))
+        if head is None or head.index is None or digest_of(head.index) != rewind.state:
             return None
-        return piece if piece.outer_index.chunks == head.outer.chunks else None
+        return self._trace.began_at(head)
 
     async def find(self, manifest: Manifest) -> Tensor | None:
         """Return the parameters that a manifest goes back to; None: it goes on.
@@ -124,8 +124,8 @@ class Earlier:
 
     def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
         if (manifest := self._named.get(wanted)) is not None:
-            head, piece = self._heads.known(manifest), self._trace.began_at(manifest)
-            if piece is not None:
+            head = self._heads.known(manifest)
+            if head is not None and (piece := self._trace.began_at(head)) is not None:
                 self._chunks = places(self._trace.folder / piece.start.file, piece.start.index)[piece.outer_index.name]
             return None if head is None or head.index is None else encode(head.index)
         place = self._chunks.get(wanted)

@@ -52,7 +52,7 @@ class Trial:
         segment = Segment(head=digest_of(self.row[3]), round=3, holder=PEER, num_steps=2)
         piece = Piece(segment=segment, start=start, tokens_per_step=8, num_before=0)
         found = {segment.head: piece} if has_kept else {}
-        self.trace: Any = SimpleNamespace(folder=folder, began_at=found.get)
+        self.trace: Any = SimpleNamespace(folder=folder, began_at=lambda head: found.get(digest_of(head.manifest)))
         self.served: list[Any] = []
         node = SimpleNamespace(peers=(PEER,), serve_blobs=lambda lookup, is_patient: self.served.append(lookup))
         context: Any = SimpleNamespace(node=node, compute=Inline(), clock=None)
