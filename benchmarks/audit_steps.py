@@ -34,9 +34,12 @@ from weft.data.batch import Batches
 from weft.peer.audit.steps import (
     LOCAL,
     Compared,
+    by_moments,
     distance,
+    farthest,
     followed_adamw,
     held_of,
+    is_told_by_moments,
     led_apart,
     some_roundings_off,
     state_of,
@@ -181,13 +184,15 @@ class Look(NamedTuple):
         is_equal = all(torch.equal(mine[name], theirs[name]) for name in mine)
         is_new = not case.place
         held = held_of(numerics, 1, apart, is_new=is_new)
-        differs = why_beyond(apart, held) is not None and not is_equal
-        if differs and numerics == "fp32":
-            both, made = Compared(case.before, mine, theirs, apart), (case.before, mine)
+        why, far = why_beyond(apart, held), None if numerics == "exact" else farthest(apart, held)
+        if is_told_by_moments(numerics, far) and not is_equal:
+            both = Compared(case.before, mine, theirs, apart)
+            why, far = by_moments(numerics, followed_adamw(AdamWConfig(), LR, case.place + 1, both), why, far)
+        if why is not None and numerics == "fp32":
             offs = [some_roundings_off(case.before, number) for number in range(NUM_ROUNDINGS)]
-            rounded = [led_apart(1, made, (off, auditor.step(off, case.place))) for off in offs]
-            is_followed = followed_adamw(AdamWConfig(), LR, case.place + 1, both).is_honest
-            differs = not is_followed and why_beyond(apart, widened_by(held, 1, rounded)) is not None
+            rounded = [led_apart(1, (case.before, mine), (off, auditor.step(off, case.place))) for off in offs]
+            why = why_beyond(apart, widened_by(held, 1, rounded))
+        differs = why is not None and not is_equal
         return Found(numerics, is_honest, who + FIRST if is_new else who, parameters, optimizer, differs)
 
 

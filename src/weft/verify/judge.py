@@ -6,13 +6,14 @@
                 to nothing, rounding turns the sign. In bf16 that is 0.25 more
     moments     of one step: in fp32 the parameters may lie up to 2.5e-2 apart where AdamW makes them of the peer's own
                 moments, and those lie at most 1.5e-5 apart: where a gradient is next to nothing, rounding turns its
-                sign, too
+                sign, too. In bf16 they have to be what AdamW makes of these, but for 1.5e-4: gradients are rounded to
+                eight bits there, and AdamW's numbers are not
     rounding    of steps in fp32: three times as far apart as they lead from parameters that are 2^-20 of themselves
                 off, the farthest of three times; 2.5e-2 times the root of the steps at most
 
 Machines of other instruction sets, threads or makers round otherwise. One step in fp32 ended at most 2.1e-6 apart, in
 bf16 8.1e-3 (benchmarks/reports/audit_steps.md). The least that a cheat made of it was 1.0e-2, by a learning rate one
-hundredth lower: in bf16 that is not seen. The next was 9.5e-2, by half the samples. Distances grow with the number of
+hundredth lower: in bf16 that is seen by the moments. The next was 9.5e-2, by half the samples. Distances grow with the number of
 steps, in bf16 as well as their square root; what cheats make of them grows no slower. First steps in bf16 ended up to
 6.3e-2 apart: as many signs turn as gradients are smaller than their rounding, whatever the size of the model. In fp32
 those of models of 24,000 parameters ended up to 3.9e-4 apart, their moments 1.5e-6, and parameters 9.4e-7 from those

@@ -60,13 +60,14 @@ from weft.peer.audit.steps import (
     LOCAL,
     Away,
     Compared,
+    by_moments,
     distance,
     farthest,
     followed,
     held_of,
+    is_told_by_moments,
     lean,
     led_apart,
-    of_followed,
     repeat,
     some_roundings_off,
     why_beyond,
@@ -88,7 +89,6 @@ from weft.sync.records.messages import Manifest
 from weft.sync.records.work import Link, MadeStep, Work, link, link_from, num_links, num_states
 from weft.tasks import Tasks, to_the_end
 from weft.training.trainer import Trainer
-from weft.verify.calibration import NEAR
 from weft.verify.draw import drawn
 from weft.verify.evidence.records import ShownState
 from weft.verify.evidence.steps import GRADIENT
@@ -385,10 +385,10 @@ class Auditor:
         apart = await serve(lambda: {each: distance(before[each], mine[each], theirs[each]) for each in unequal})
         held = held_of(trust.numerics, audit.link.num_steps, {LOCAL, *apart}, is_new=audit.is_new)
         why, far = why_beyond(apart, held), None if trust.is_exact else farthest(apart, held)
-        if trust.numerics == "fp32" and far is not None and far.share > NEAR:
+        if unequal and is_told_by_moments(trust.numerics, far):
             found = await self._followed(audit, Compared(before, mine, theirs, apart))
-            if found is not None and found.is_honest:
-                why, far = None, of_followed(found)
+            if found is not None:
+                why, far = by_moments(trust.numerics, found, why, far)
         if trust.numerics == "fp32" and why is not None:
             held = widened_by(held, audit.link.num_steps, await self._rounded(audit, shown))
             why, far = why_beyond(apart, held), farthest(apart, held)

@@ -28,7 +28,7 @@ from weft.sync.records.parts import cut
 from weft.sync.records.work import Segment
 from weft.training.optimizer import adamw_direction
 from weft.training.trainer import Trainer
-from weft.verify.calibration import Apart
+from weft.verify.calibration import NEAR, Apart
 from weft.verify.judge import OF_FOLLOWED, ROUNDING, Followed, Numerics, threshold, threshold_of_moments, widened
 from weft.wire import Buffer, digest_of
 
@@ -36,6 +36,8 @@ LOCAL, ERROR = "local", "error"
 MOMENTS = ("moment1", "moment2")  # of AdamW
 _PIECE = 1 << 20  # parameters that are compared at a time, in fp64
 _GRID = 2.0**-23  # of a parameter: as far apart are numbers of fp32 near it
+
+NOT_MADE = "its parameters are not those that its optimizer makes of its own numbers"
 
 State = Mapping[str, Tensor]
 
@@ -134,6 +136,8 @@ def followed_adamw(optimizer: AdamWConfig, rate: float, num_steps: int, both: Co
 
         theirs - mine = -rate (direction of their moments - direction of mine)
 
+    and what fp32 cannot keep of it: each machine rounds a parameter twice, once for its decay.
+
     Args:
         rate: of learning.
         num_steps: that the optimizer has made with this one.
@@ -146,8 +150,8 @@ def followed_adamw(optimizer: AdamWConfig, rate: float, num_steps: int, both: Co
             adamw_direction(optimizer, state[MOMENTS[0]][here], state[MOMENTS[1]][here], num_steps)
             for state in (theirs, mine)
         )
-        made = mine[LOCAL][here] - rate * (of_theirs - of_mine)
-        off += float((theirs[LOCAL][here] - made).square().sum())
+        made, found = mine[LOCAL][here] - rate * (of_theirs - of_mine), theirs[LOCAL][here]
+        off += float((found - made).abs_().sub_(2 * _GRID * found.abs()).clamp_min_(0.0).square_().sum())
     moved = float((mine[LOCAL] - before[LOCAL]).double().norm())
     return Followed(
         distance=sqrt(off) / moved if moved and isfinite(off) else inf,
@@ -244,13 +248,35 @@ def farthest(apart: Mapping[str, float], held: Mapping[str, float]) -> Apart:
         held: how far each may, the parameters among them.
     """
     measured = [Apart(far, held[name]) for name, far in apart.items()]
-    return max(measured, key=lambda each: each.share, default=Apart(0.0, held[LOCAL]))
+    return max(measured, key=_share, default=Apart(0.0, held[LOCAL]))
 
 
-def of_followed(found: Followed) -> Apart:
-    """Return how far a step lies from honest ones whose parameters follow their own optimizer's numbers."""
-    apart = Apart(found.distance, threshold("fp32", 1)), Apart(found.of_memory, OF_FOLLOWED)
-    return max(apart, key=lambda each: each.share)
+def is_told_by_moments(numerics: Numerics, far: Apart | None) -> bool:
+    """Return whether an auditor looks at what AdamW makes of a peer's own moments (`by_moments`).
+
+    Args:
+        far: as of `farthest`; None: equal bits alone are honest.
+    """
+    return far is not None and (numerics == "bf16" or far.share > NEAR)
+
+
+def by_moments(numerics: Numerics, found: Followed, why: str | None, far: Apart | None) -> tuple[str | None, Apart]:
+    """Return what an honest machine does not come to, and how far a step lies from what is held for honest, once it is
+    known how the parameters lie to their own moments: in fp32 they may lie farther apart that follow them, in bf16 none
+    may that do not.
+
+    Args:
+        why, far: the same by distances alone.
+    """
+    made, usual = Apart(found.distance, threshold("fp32", 1)), far or Apart(0.0, threshold(numerics, 1))
+    if numerics == "fp32":
+        of_memory = Apart(found.of_memory, OF_FOLLOWED)
+        return (None, max(made, of_memory, key=_share)) if found.is_honest else (why, usual)
+    return why or (NOT_MADE if made.share > 1 else None), max(made, usual, key=_share)
+
+
+def _share(apart: Apart) -> float:
+    return apart.share
 
 
 def held_of(numerics: Numerics, num_steps: int, names: Iterable[str], *, is_new: bool = False) -> dict[str, float]:

@@ -17,8 +17,9 @@ from weft.ids import Round
 from weft.peer.audit import auditor, checks
 from weft.peer.audit.auditor import Auditor, _Shown
 from weft.peer.audit.checks import Audit
+from weft.peer.audit.heads import Head
 from weft.peer.audit.outcome import Found
-from weft.peer.audit.steps import LOCAL, repeat, some_roundings_off, state_of
+from weft.peer.audit.steps import LOCAL, NOT_MADE, repeat, some_roundings_off, state_of
 from weft.run.trust import AuditedTrust
 from weft.store.chunks import state_index
 from weft.sync.records.work import link
@@ -51,8 +52,14 @@ class Looked:
         found = self.step({**self.before, LOCAL: self.before[LOCAL] + off})
         return {**found, LOCAL: found[LOCAL] - off}
 
-    def found(self, theirs: State, monkeypatch: pytest.MonkeyPatch, run: Any = AUDITED) -> Found:
-        """Return what an auditor says of it."""
+    def found(
+        self, theirs: State, monkeypatch: pytest.MonkeyPatch, run: Any = AUDITED, known: Head | None = None
+    ) -> Found:
+        """Return what an auditor says of it.
+
+        Args:
+            known: what it knows of where the lease began.
+        """
 
         async def pulled(*_: Any) -> State:
             return theirs
@@ -61,7 +68,7 @@ class Looked:
         monkeypatch.setattr(checks, "StateClient", lambda *_: None)
         context: Any = SimpleNamespace(compute=Inline(), node=None, clock=None, learner_lock=asyncio.Lock())
         replica: Any = SimpleNamespace(run=run)
-        heads: Any = SimpleNamespace(known=lambda _digest: None)
+        heads: Any = SimpleNamespace(known=lambda _digest: known)
         rounds: Any = SimpleNamespace(works=SimpleNamespace(signed=lambda _name: None))
         nothing: Any = SimpleNamespace()
         made = Auditor(
@@ -111,3 +118,18 @@ def test_a_step_is_held_against_what_rounding_makes_of_it_where_that_is_more_tha
     monkeypatch.setitem(judge.MOMENTS, "bf16", usual.apart.distance / 4)
     other = looked.found(looked.elsewhere(), monkeypatch, bf16)
     assert other.outcome == "differs", "there it is held against what is usual alone"
+
+
+def test_in_bf16_parameters_are_those_of_their_own_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, bf16 = Looked(tmp_path), replace(RUN, trust=AuditedTrust(numerics="bf16"))
+    honest = looked.elsewhere()
+    found = looked.found(honest, monkeypatch, bf16, head())
+    assert found.outcome == "equal"
+    assert found.apart is not None
+    assert found.apart.share < 0.1
+    slower = {**honest, LOCAL: looked.before[LOCAL] + 0.99 * (honest[LOCAL] - looked.before[LOCAL])}
+    assert looked.found(slower, monkeypatch, bf16).outcome == "equal", "by how far they lie apart it is not seen"
+    found = looked.found(slower, monkeypatch, bf16, head())
+    assert (found.outcome, found.why) == ("differs", NOT_MADE)
+    assert found.apart is not None
+    assert found.apart.distance == pytest.approx(0.01, rel=0.05)

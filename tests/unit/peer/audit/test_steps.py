@@ -18,22 +18,31 @@ from weft.model.initial import initial_vector
 from weft.peer.audit.heads import Head
 from weft.peer.audit.steps import (
     LOCAL,
+    NOT_MADE,
     Away,
     Compared,
+    by_moments,
     distance,
+    farthest,
     followed,
+    followed_adamw,
+    held_of,
+    is_told_by_moments,
     led_apart,
-    of_followed,
     repeat,
     some_roundings_off,
     state_of,
+    why_beyond,
 )
 from weft.peer.chain import genesis, open_branch
 from weft.run.amend import first_charter
 from weft.run.machine import PeerConfig
+from weft.sync.method.choices import AdamWConfig
 from weft.sync.records.index import VectorIndex
 from weft.sync.records.work import Segment
+from weft.training.optimizer import adamw_direction
 from weft.training.trainer import Trainer
+from weft.verify import judge
 from weft.verify.judge import ROUNDING, threshold
 from weft.wire import digest_of
 
@@ -131,7 +140,9 @@ def test_signs_that_rounding_turned_are_told_by_the_moments(tmp_path: Path) -> N
     assert found.of_memory < 1e-6
     assert found.distance < 1e-6
     assert found.is_honest
-    assert of_followed(found).share < 0.1
+    why, far = by_moments("fp32", found, "far apart", None)
+    assert why is None
+    assert far.share < 0.1
 
 
 def add_noise(slope: Tensor) -> None:
@@ -163,7 +174,63 @@ def test_parameters_that_do_not_follow_their_moments_are_something_else(tmp_path
     assert found is not None
     assert found.of_memory == 0.0
     assert not found.is_honest
-    assert of_followed(found).share > 1
+    assert by_moments("fp32", found, "far apart", None)[0] == "far apart"
+    why, far = by_moments("bf16", found, None, None)
+    assert why == NOT_MADE
+    assert far.share > 1
+
+
+def round_to_bf16(slope: Tensor) -> None:
+    """As another machine adds up in bf16: each number is off by some of its last eight bits."""
+    slope *= 1 + 2.0**-8 * torch.randn(len(slope), generator=torch.Generator().manual_seed(0))
+
+
+def looked_at(both: Compared, num_before: int, rate: float) -> str | None:
+    """Return what an auditor says of one step in bf16."""
+    apart, is_new = both.apart, not num_before
+    held = held_of("bf16", 1, apart, is_new=is_new)
+    far = farthest(apart, held)
+    assert is_told_by_moments("bf16", far)
+    assert isinstance(RUN.train.optimizer, AdamWConfig)
+    found = followed_adamw(RUN.train.optimizer, rate, num_before + 1, both)
+    return by_moments("bf16", found, why_beyond(apart, held), far)[0]
+
+
+@pytest.mark.parametrize("num_before", [0, 3])
+def test_in_bf16_gradients_may_be_off_and_what_adamw_makes_of_them_may_not(tmp_path: Path, num_before: int) -> None:
+    before, mine, theirs = steps_of(tmp_path, num_before, round_to_bf16)
+    honest, rate = compared(before, mine, theirs), RUN.train.schedule.lr
+    assert 1e-4 < honest.apart["moment1"] < judge.MOMENTS["bf16"]
+    assert looked_at(honest, num_before, rate) is None
+    step = theirs[LOCAL] - before[LOCAL]
+    noise = torch.randn(len(step), generator=torch.Generator().manual_seed(1))
+    for by in (-0.01 * step, 0.01 * step, 0.01 * step.norm() / noise.norm() * noise, 1e-3 * step):
+        other = compared(before, mine, {**theirs, LOCAL: theirs[LOCAL] + by})
+        assert other.apart[LOCAL] < threshold("bf16", 1, is_new=not num_before), "not seen by that alone"
+        assert looked_at(other, num_before, rate) == NOT_MADE
+
+
+def test_at_a_low_rate_what_fp32_cannot_keep_of_a_step_is_nobodys_lie() -> None:
+    """A parameter near 1 has steps of 1.2e-7, where training wants to move it by 1e-6."""
+    luck = torch.Generator().manual_seed(0)
+    start, rate, num = torch.randn(20_000, generator=luck), 1e-6, 5
+    gradient = torch.randn(20_000, generator=luck)
+    memory = {"moment1": 0.1 * gradient, "moment2": 0.05 * gradient.square()}
+    off = {name: (each * (1 + 2.0**-8 * torch.randn(20_000, generator=luck))) for name, each in memory.items()}
+    assert isinstance(RUN.train.optimizer, AdamWConfig)
+    ends = list[State]()
+    for moments in (memory, off):
+        along = adamw_direction(RUN.train.optimizer, moments["moment1"], moments["moment2"], num)
+        ends.append({LOCAL: (start - rate * along).float(), **moments})
+    zeros = {name: torch.zeros(20_000) for name in memory}
+    both = compared({LOCAL: start, **zeros}, *ends)
+    found = followed_adamw(RUN.train.optimizer, rate, num, both)
+    assert found.distance < 1e-6
+    longer = {**ends[1], LOCAL: ends[1][LOCAL] + 0.3 * (ends[1][LOCAL] - start)}
+    assert (
+        followed_adamw(RUN.train.optimizer, rate, num, compared({LOCAL: start, **zeros}, ends[0], longer)).distance
+        > 0.1
+    )
 
 
 def test_parameters_that_are_some_roundings_off_are_so_by_chance_and_the_same_each_time(tmp_path: Path) -> None:
