@@ -31,9 +31,7 @@ from weft.store.pool import Pool
 from weft.training.device import Share, check_fits, choose
 from weft.training.learner import Learner
 
-_LARGE_NBYTES = (
-    1 << 20
-)  # that goes back to the system: with what glibc keeps rank 0 held 1.4 times as much (docs/log.md)
+_LARGE_NBYTES = 1 << 20  # that go back to the system: with all that glibc keeps rank 0 held 1.4 times as much
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from weft.errors import TooLarge
 
 # What psutil raises on a Linux whose /proc is not mounted, as in some containers.
 _NO_PROC = (psutil.Error, OSError)
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
 
 
 def host_free_nbytes() -> int:
@@ -42,9 +43,6 @@ def process_nbytes() -> int:
         import resource  # not on Windows, which has no /proc to lack
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # at most, so far
-
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
 
 
 def take_singly(nbytes: int) -> None:

@@ -13,11 +13,11 @@
 
 Machines of other instruction sets, threads or makers round otherwise. One step in fp32 ended at most 2.1e-6 apart, in
 bf16 8.1e-3 (benchmarks/reports/audit_steps.md). The least that a cheat made of it was 1.0e-2, by a learning rate one
-hundredth lower: in bf16 that is seen by the moments. The next was 9.5e-2, by half the samples. Distances grow with the number of
-steps, in bf16 as well as their square root; what cheats make of them grows no slower. First steps in bf16 ended up to
-6.3e-2 apart: as many signs turn as gradients are smaller than their rounding, whatever the size of the model. In fp32
-those of models of 24,000 parameters ended up to 3.9e-4 apart, their moments 1.5e-6, and parameters 9.4e-7 from those
-that AdamW makes of the moments.
+hundredth lower: in bf16 that is seen by the moments. The next was 9.5e-2, by half the samples. Distances grow with the
+number of steps, in bf16 as well as their square root; what cheats make of them grows no slower. First steps in bf16
+ended up to 6.3e-2 apart: as many signs turn as gradients are smaller than their rounding, whatever the size of the
+model. In fp32 those of models of 24,000 parameters ended up to 3.9e-4 apart, their moments 1.5e-6, and parameters
+9.4e-7 from those that AdamW makes of the moments.
 """
 
 from dataclasses import dataclass

@@ -154,7 +154,7 @@ def followed_adamw(optimizer: AdamWConfig, rate: float, num_steps: int, both: Co
         off += float((found - made).abs_().sub_(2 * _GRID * found.abs()).clamp_min_(0.0).square_().sum())
     moved = float((mine[LOCAL] - before[LOCAL]).double().norm())
     return Followed(
-        distance=sqrt(off) / moved if moved and isfinite(off) else inf,
+        distance=_share_of(sqrt(off) if isfinite(off) else inf, moved),
         of_memory=max(apart.get(name, 0.0) for name in MOMENTS),
         of_parameters=apart.get(LOCAL, 0.0),
     )
@@ -227,7 +227,10 @@ def distance(before: Tensor, mine: Tensor, theirs: Tensor) -> float:
 
 
 def _relative(apart: Tensor, moved: Tensor) -> float:
-    far, by = float(apart.double().norm()), float(moved.double().norm())
+    return _share_of(float(apart.double().norm()), float(moved.double().norm()))
+
+
+def _share_of(far: float, by: float) -> float:
     if not isfinite(far):
         return inf
     return far / by if by else inf if far else 0.0

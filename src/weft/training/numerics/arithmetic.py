@@ -19,9 +19,7 @@ from weft.training.numerics.decoder import loss
 from weft.training.optimizer import InnerOptimizer
 from weft.training.preference import Sums
 
-_KEPT_NBYTES = (
-    32 << 20
-)  # a step frees blocks and asks for them again: 1,500 page faults each time, with the demo's model
+_KEPT_NBYTES = 32 << 20  # a step frees blocks and asks for them again: with the demo's model 1,500 page faults
 
 
 class Arithmetic(Protocol):

@@ -210,6 +210,14 @@ def test_in_bf16_gradients_may_be_off_and_what_adamw_makes_of_them_may_not(tmp_p
         assert looked_at(other, num_before, rate) == NOT_MADE
 
 
+def test_a_step_that_moves_nothing_is_nobodys_lie_in_bf16(tmp_path: Path) -> None:
+    """As the first of a warm-up, at a rate of 0."""
+    before, mine, theirs = steps_of(tmp_path, 1, round_to_bf16)
+    still = compared(before, {**mine, LOCAL: before[LOCAL]}, {**theirs, LOCAL: before[LOCAL]})
+    assert looked_at(still, 1, 0.0) is None
+    assert looked_at(still, 1, 1e-3) is not None
+
+
 def test_at_a_low_rate_what_fp32_cannot_keep_of_a_step_is_nobodys_lie() -> None:
     """A parameter near 1 has steps of 1.2e-7, where training wants to move it by 1e-6."""
     luck = torch.Generator().manual_seed(0)
